@@ -1,0 +1,2 @@
+if __name__ != "fxpar.runtime":
+    raise ImportError("this folder is the package fxpar.runtime: import it by that name")
