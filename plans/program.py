@@ -1,0 +1,137 @@
+"""A program: one captured joint (forward + backward) graph as plain data, global shapes, no torch.
+
+Values are numbered in definition order (SSA). Every node's ``args`` are aligned with the arguments of its op's
+schema, defaults filled in; tensors are :class:`Ref`, dtypes :class:`Dtype`; devices are dropped (None): the program
+is device-neutral. A node with several results lists several outputs (no getitem); an unused or absent result is -1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal, TypeAlias, Union
+
+import msgspec
+
+from fxpar.plans.layout import Dims
+
+
+class Ref(msgspec.Struct, frozen=True, tag="v", tag_field="t"):
+    """Use of the value ``id``."""
+
+    id: int
+
+
+class Dtype(msgspec.Struct, frozen=True, tag="d", tag_field="t"):
+    """A torch dtype by name (``"float32"``)."""
+
+    name: str
+
+
+Arg: TypeAlias = Union[None, bool, int, float, str, Ref, Dtype, tuple["Arg", ...]]
+
+
+class TensorType(msgspec.Struct, frozen=True, array_like=True):
+    """Global shape and dtype name."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class Node(msgspec.Struct, frozen=True, array_like=True):
+    """One op call.
+
+    ``op`` is ``"namespace.name.overload"`` (``"aten.mm.default"``); ``module`` the dotted module path, ``source``
+    the user's ``file:line in function``; ``phase`` says on which side of the loss the node runs.
+    """
+
+    op: str
+    args: tuple[Arg, ...]
+    outputs: tuple[int, ...]
+    phase: Literal["forward", "backward"]
+    module: str = ""
+    source: str = ""
+
+
+class Input(msgspec.Struct, frozen=True, array_like=True):
+    """A value that enters the program.
+
+    ``parameter`` and ``buffer``: ``name`` is the qualified name, ``ties`` its further names. ``constant``: ``name``
+    indexes ``Program.constants``. ``input``: ``name`` is the path of the tensor in the bound call (``"input_ids"``,
+    ``"batch['x'][0]"``). ``tangent``: d(total)/d(loss), a scalar. ``seed``: int64 scalar, new each step.
+    """
+
+    value: int
+    kind: Literal["parameter", "buffer", "constant", "input", "tangent", "seed"]
+    name: str
+    ties: tuple[str, ...] = ()
+    requires_grad: bool = False
+    persistent: bool = True
+
+
+class Output(msgspec.Struct, frozen=True, array_like=True):
+    """A value that leaves: the ``loss``, a further ``output`` (``name`` its path), a new ``buffer`` value or the
+    ``gradient`` of the parameter ``name``."""
+
+    value: int
+    kind: Literal["loss", "output", "buffer", "gradient"]
+    name: str
+
+
+class Constant(msgspec.Struct, frozen=True, array_like=True):
+    """A small tensor baked into the program: raw little-endian bytes."""
+
+    type: TensorType
+    data: bytes
+
+
+class Program(msgspec.Struct, frozen=True):
+    """The whole joint graph.
+
+    ``types[v]`` and ``dims[v]`` describe value ``v`` (``dims`` is empty until logical dims are analysed).
+    ``baked`` are the non-tensor leaves of the example call that the graph depends on, as (path, repr).
+    ``call`` lists the parameter names of the user's forward in order (for positional calls);
+    ``structure`` is the output structure: nested ("dict", keys, children...) / ("list"|"tuple", children...) /
+    ("object", class name, keys, children...) / ("value", output index) / ("const", literal).
+    """
+
+    types: tuple[TensorType, ...]
+    inputs: tuple[Input, ...]
+    nodes: tuple[Node, ...]
+    outputs: tuple[Output, ...]
+    dims: tuple[Dims, ...] = ()
+    constants: tuple[Constant, ...] = ()
+    baked: tuple[tuple[str, str], ...] = ()
+    call: tuple[str, ...] = ()
+    structure: Arg = None
+
+
+def refs(arg: Arg) -> Iterator[int]:
+    """Value ids used by one argument, left to right (also nested)."""
+    if isinstance(arg, Ref):
+        yield arg.id
+    elif isinstance(arg, tuple):
+        for item in arg:
+            yield from refs(item)
+
+
+def node_inputs(node: Node) -> tuple[int, ...]:
+    """Value ids of all tensor operands in argument order, nested lists flattened: an op's *tensor inputs*."""
+    return tuple(v for arg in node.args for v in refs(arg))
+
+
+def map_refs(arg: Arg, replace: dict[int, Arg]) -> Arg:
+    """``arg`` with every Ref replaced through ``replace`` (ids that are absent stay)."""
+    if isinstance(arg, Ref):
+        return replace.get(arg.id, arg)
+    if isinstance(arg, tuple):
+        return tuple(map_refs(item, replace) for item in arg)
+    return arg
+
+
+def consumers(program: Program) -> list[list[int]]:
+    """Per value, indices of the nodes that read it (each once, in order)."""
+    users: list[list[int]] = [[] for _ in program.types]
+    for index, node in enumerate(program.nodes):
+        for value in dict.fromkeys(node_inputs(node)):
+            users[value].append(index)
+    return users
