@@ -1,0 +1,220 @@
+"""What a mesh axis may do to one op call: from a rule's groups and the operands' logical dims to choices.
+
+``factors_on_atoms`` lays the groups over the atoms: an atom that fills the same interval of the loop in every operand
+is a factor; anything else stays whole at this op. A :class:`Choice` is what ONE axis does: nothing (``"."``), split a
+factor (``"f2"``), split a run of adjacent factors (``"f2+2"``), or pass a pending sum (``"p0"``). Choices of several
+axes combine freely as long as no two cut overlapping, unequal runs of an operand.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+from fxpar.plans.layout import (
+    PARTIAL_SUM,
+    REPLICATE,
+    Dims,
+    Layout,
+    Partial,
+    Placement,
+    Shard,
+    chunk,
+    valid_layout,
+)
+from fxpar.plans.mesh import Mesh
+from fxpar.plans.program import Node, Program, node_inputs
+from fxpar.rules.factor_rule import Call, Factors, Group, Slot, call_of
+from fxpar.rules.registry import rule_for
+
+Position = tuple[int, int]
+"""(tensor dim, atom index)."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """A call together with the logical dims of its operands and outputs: all that its choices depend on."""
+
+    call: Call
+    inputs: tuple[Dims, ...]
+    outputs: tuple[Dims | None, ...]
+
+
+@dataclass(frozen=True)
+class Factor:
+    """One splittable loop of a site: its atom in each operand, or None."""
+
+    size: int
+    inputs: tuple[Position | None, ...]
+    outputs: tuple[Position | None, ...]
+    group: Group
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What one axis does: the placement it gives every operand and output."""
+
+    name: str
+    inputs: tuple[Placement, ...]
+    outputs: tuple[Placement, ...]
+    size: int = 0
+    nonempty: bool = False
+
+
+def site_of(node: Node, program: Program) -> Site:
+    """The node's site in a program with logical dims."""
+    return Site(
+        call_of(node, program),
+        tuple(program.dims[v] for v in node_inputs(node)),
+        tuple(None if v < 0 else program.dims[v] for v in node.outputs),
+    )
+
+
+@lru_cache(maxsize=100_000)
+def call_factors(call: Call) -> Factors:
+    """The rule's groups for a call; no groups for an op that has only the default rule."""
+    declared = rule_for(call.op)
+    return declared.factors(call) if declared is not None else Factors()
+
+
+def slot_intervals(slot: Slot, size: int, dims: Dims) -> dict[tuple[int, int], Position]:
+    """Atoms that lie inside the slot, keyed by their interval of prefix products relative to the group."""
+    found: dict[tuple[int, int], Position] = {}
+    prefix = 1
+    for dim in slot.dims:
+        for index, atom in enumerate(dims[dim]):
+            low, high = prefix, prefix * atom
+            if low % slot.lead == 0 and high // slot.lead <= size and low >= slot.lead:
+                found[(low // slot.lead, high // slot.lead)] = (dim, index)
+            prefix = high
+    return found
+
+
+@lru_cache(maxsize=100_000)
+def factors_on_atoms(site: Site) -> tuple[Factor, ...]:
+    """Factors of a site, group by group, major first."""
+    result = []
+    for group in call_factors(site.call).groups:
+        slots = [(s, d) for s, d in zip((*group.inputs, *group.outputs), (*site.inputs, *site.outputs), strict=True)]
+        maps = [slot_intervals(s, group.size, d) if s is not None and d is not None else None for s, d in slots]
+        present = [m for m in maps if m is not None]
+        common = [key for key in (present[0] if present else {}) if all(key in m for m in present)]
+        for key in sorted(common):
+            places = [m[key] if m is not None else None for m in maps]
+            k = len(group.inputs)
+            result.append(Factor(key[1] // key[0], tuple(places[:k]), tuple(places[k:]), group))
+    return tuple(result)
+
+
+def _split(site: Site, run: tuple[Factor, ...], name: str) -> Choice:
+    group, n = run[0].group, len(run)
+
+    def shard(position: Position | None) -> Shard | None:
+        return None if position is None else Shard(position[0], position[1], n)
+
+    inputs: list[Placement] = []
+    for operand, position in enumerate(run[0].inputs):
+        inputs.append(shard(position) or (PARTIAL_SUM if operand in group.addends else REPLICATE))
+    outputs: list[Placement] = []
+    for position, reduce in zip(run[0].outputs, group.contract, strict=True):
+        outputs.append(shard(position) or (Partial(reduce) if reduce else REPLICATE))  # type: ignore[arg-type]
+    return Choice(name, tuple(inputs), tuple(outputs), math.prod(f.size for f in run), group.nonempty)
+
+
+def _adjacent(a: Factor, b: Factor) -> bool:
+    """True when ``b`` follows ``a`` directly inside one dim of every operand that carries them."""
+    if a.group is not b.group:
+        return False
+    pairs = zip((*a.inputs, *a.outputs), (*b.inputs, *b.outputs), strict=True)
+    return all(x is None or (y is not None and x[0] == y[0] and x[1] + 1 == y[1]) for x, y in pairs)
+
+
+@lru_cache(maxsize=100_000)
+def axis_choices(site: Site) -> tuple[Choice, ...]:
+    """Every choice of one axis at a site: ``"."`` first, then factors, whole-group runs, pending sums."""
+    none = Choice(".", (REPLICATE,) * len(site.inputs), (REPLICATE,) * len(site.outputs))
+    result = [none]
+    factors = factors_on_atoms(site)
+    result += [_split(site, (f,), f"f{i}") for i, f in enumerate(factors)]
+    start = 0
+    for i in range(1, len(factors) + 1):
+        if i == len(factors) or not _adjacent(factors[i - 1], factors[i]):
+            if i - start > 1:
+                result.append(_split(site, factors[start:i], f"f{start}+{i - start}"))
+            start = i
+    for i, linear in enumerate(call_factors(site.call).linear):
+        result.append(
+            Choice(
+                f"p{i}",
+                tuple(PARTIAL_SUM if o in linear.inputs else REPLICATE for o in range(len(site.inputs))),
+                tuple(PARTIAL_SUM if o in linear.outputs else REPLICATE for o in range(len(site.outputs))),
+            )
+        )
+    return tuple(result)
+
+
+@dataclass(frozen=True)
+class JointChoice:
+    """What all mesh axes together do at a site."""
+
+    names: tuple[str, ...]
+    inputs: tuple[Layout, ...]
+    outputs: tuple[Layout, ...]
+
+
+def combine(site: Site, choices: tuple[Choice, ...], mesh: Mesh) -> JointChoice | None:
+    """The joint choice, None when two axes cut overlapping runs or a loop that must not be empty would be."""
+    inputs = tuple(tuple(c.inputs[i] for c in choices) for i in range(len(site.inputs)))
+    outputs = tuple(tuple(c.outputs[o] for c in choices) for o in range(len(site.outputs)))
+    if not all(valid_layout(layout, dims) for layout, dims in zip(inputs, site.inputs, strict=True)):
+        return None
+    if not all(d is None or valid_layout(layout, d) for layout, d in zip(outputs, site.outputs, strict=True)):
+        return None
+    if not _same_loop_ok(choices):
+        return None
+    if any(c.nonempty for c in choices):
+        for choice in choices:
+            sizes = [n for c, n in zip(choices, mesh.sizes, strict=True) if c.name == choice.name]
+            if choice.nonempty and smallest_piece(choice.size, tuple(sizes)) == 0:
+                return None
+    return JointChoice(tuple(c.name for c in choices), inputs, outputs)
+
+
+def _same_loop_ok(choices: tuple[Choice, ...]) -> bool:
+    """A loop and a run that contains it may not be cut by two axes: operands that lack one of them would not show it."""
+    spans = [_span(c.name) for c in choices]
+    cut = [s for s in spans if s is not None]
+    return all(a == b or a[1] <= b[0] or b[1] <= a[0] for a, b in itertools.combinations(cut, 2))
+
+
+def _span(name: str) -> tuple[int, int] | None:
+    if not name.startswith("f"):
+        return None
+    first, _, length = name[1:].partition("+")
+    return int(first), int(first) + int(length or 1)
+
+
+def smallest_piece(size: int, parts: tuple[int, ...]) -> int:
+    """Length of the smallest piece when ``size`` is cut by nested chunks of ``parts``."""
+    lengths = {size}
+    for n in parts:
+        lengths = {chunk(0, length, n, i)[1] for length in lengths for i in range(n)}
+    return min(lengths)
+
+
+@lru_cache(maxsize=100_000)
+def joint_choices(site: Site, mesh: Mesh) -> tuple[JointChoice, ...]:
+    """All joint choices of a site on a mesh, in a fixed order (all-replicated first)."""
+    per_axis = axis_choices(site)
+    combos = itertools.product(per_axis, repeat=len(mesh.axes))
+    return tuple(j for c in combos if (j := combine(site, c, mesh)) is not None)
+
+
+def choice_by_names(site: Site, names: tuple[str, ...], mesh: Mesh) -> JointChoice | None:
+    """The joint choice a plan names, None when the rule offers no such choice here."""
+    table = {c.name: c for c in axis_choices(site)}
+    if len(names) != len(mesh.axes) or any(n not in table for n in names):
+        return None
+    return combine(site, tuple(table[n] for n in names), mesh)

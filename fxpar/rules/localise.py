@@ -1,0 +1,32 @@
+"""From a site and a joint choice to the call that one rank runs."""
+
+from __future__ import annotations
+
+from fxpar.plans.layout import Digit, Dims, Layout, digits
+from fxpar.plans.mesh import Mesh
+from fxpar.plans.program import Arg
+from fxpar.rules.choices import JointChoice, Site
+from fxpar.rules.factor_rule import Block
+from fxpar.rules.registry import rule_for
+
+
+def block_of(site: Site, choice: JointChoice, mesh: Mesh, coords: tuple[int, ...]) -> Block:
+    """Digits of every operand and output on the rank at ``coords``."""
+
+    def piece(dims: Dims, layout: Layout) -> tuple[tuple[Digit, ...], ...]:
+        return digits(dims, layout, mesh, coords)
+
+    return Block(
+        tuple(piece(d, lay) for d, lay in zip(site.inputs, choice.inputs, strict=True)),
+        tuple(None if d is None else piece(d, lay) for d, lay in zip(site.outputs, choice.outputs, strict=True)),
+    )
+
+
+def local_call(
+    site: Site, choice: JointChoice, mesh: Mesh, coords: tuple[int, ...]
+) -> tuple[str, tuple[Arg, ...]]:
+    """(op, args) of the rank at ``coords``; args name operands by number, as in the site's call."""
+    declared = rule_for(site.call.op)
+    if declared is None or declared.localise is None:
+        return site.call.op, site.call.args
+    return declared.localise(site.call, block_of(site, choice, mesh, coords))

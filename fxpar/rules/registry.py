@@ -1,0 +1,85 @@
+"""The table of rules: one declaration per op.
+
+``rule("mm", "m k, k n -> m n", linear=("0", "1"))`` declares; :func:`rule_for` looks up. An op without a rule gets
+the default: nothing splits, nothing pending passes; it is computed whole from whole operands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from fxpar.rules.factor_rule import Call, Factors, Localise, Rule
+from fxpar.rules.parse import string_factors
+
+_RULES: dict[str, Rule] = {}
+
+
+def full_name(op: str) -> str:
+    """``"mm"`` -> ``"aten.mm.default"``, ``"add.Tensor"`` -> ``"aten.add.Tensor"``, ``"mylib::f"`` ->
+    ``"mylib.f.default"``."""
+    namespace, _, rest = op.rpartition("::")
+    name, _, overload = rest.partition(".")
+    return f"{namespace or 'aten'}.{name}.{overload or 'default'}"
+
+
+def rule(
+    ops: str | Sequence[str],
+    factors: str | Callable[[Call], Factors],
+    *,
+    linear: Sequence[str] = (),
+    reduce: str = "sum",
+    reads: Sequence[str] | None = None,
+    addends: Sequence[int] = (),
+    nonempty: bool = False,
+    localise: Localise | None = None,
+    random: bool = False,
+) -> None:
+    """Declare the rule of one op or of several that share it.
+
+    Args:
+        ops: names as in ``full_name``; the op need not exist in this torch version.
+        factors: rule text (see :mod:`fxpar.rules.parse`) or a function of the call.
+        linear, reduce, reads, addends, nonempty: as in ``string_factors``, for rule texts.
+        localise: how the call becomes local when an argument depends on global sizes or positions.
+        random: the op draws stateless random numbers.
+
+    Raises:
+        ValueError: the op already has a rule.
+    """
+    for op in [ops] if isinstance(ops, str) else ops:
+        name = full_name(op)
+        if name in _RULES:
+            raise ValueError(f"{name} already has a rule")
+        if isinstance(factors, str):
+            text = factors
+
+            def function(call: Call, text: str = text) -> Factors:
+                return string_factors(
+                    call, text, linear=linear, reduce=reduce, reads=reads, addends=addends, nonempty=nonempty
+                )
+
+            _RULES[name] = Rule(name, function, localise, text, random)
+        else:
+            _RULES[name] = Rule(name, factors, localise, factors.__name__, random)
+
+
+def rule_for(op: str) -> Rule | None:
+    """The declared rule of a full op name, None when it has only the default."""
+    _load_tables()
+    return _RULES.get(op)
+
+
+def all_rules() -> tuple[Rule, ...]:
+    """Every declared rule, sorted by op name."""
+    _load_tables()
+    return tuple(_RULES[name] for name in sorted(_RULES))
+
+
+_loaded = False
+
+
+def _load_tables() -> None:
+    global _loaded
+    if not _loaded:
+        _loaded = True  # first: the tables import this module
+        import fxpar.rules.tables  # noqa: F401

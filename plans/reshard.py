@@ -1,0 +1,124 @@
+"""How one layout becomes another: the cheapest chain of single-axis steps.
+
+The same chain is priced by the compiler and lowered by the runtime, so price and program cannot disagree. A chain is
+found by Dijkstra's algorithm over the layouts in which every axis has its old placement, Replicate, or its new
+placement; a step's weight is the number of elements that cross the axis per rank (ring algorithms).
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from functools import lru_cache
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from fxpar.plans.layout import (
+    REPLICATE,
+    Dims,
+    Layout,
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    largest_shape,
+    layout_text,
+    valid_layout,
+)
+from fxpar.plans.mesh import Mesh
+
+StepKind: TypeAlias = Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "slice", "to_partial"]
+COLLECTIVES: frozenset[str] = frozenset({"all_reduce", "reduce_scatter", "all_gather", "all_to_all"})
+
+
+class Step(msgspec.Struct, frozen=True):
+    """One step on mesh axis ``axis``: ``before`` and ``after`` differ on that axis only.
+
+    ``slice`` keeps this rank's chunk; ``to_partial`` keeps the value on coordinate 0 of the axis and zeros elsewhere
+    (for a pending maximum or minimum: keeps it everywhere). Both are local.
+    """
+
+    kind: StepKind
+    axis: int
+    before: Layout
+    after: Layout
+
+    @property
+    def reduce(self) -> str:
+        """Reduction of the pending value (``"sum"`` when nothing is pending)."""
+        for placement in (self.before[self.axis], self.after[self.axis]):
+            if isinstance(placement, Partial):
+                return placement.reduce
+        return "sum"
+
+
+def step_kind(old: Placement, new: Placement) -> StepKind | None:
+    """The step that turns ``old`` into ``new`` on one axis, None when none does directly."""
+    match old, new:
+        case Partial(), Replicate():
+            return "all_reduce"
+        case Partial(), Shard():
+            return "reduce_scatter"
+        case Shard(), Replicate():
+            return "all_gather"
+        case Shard(), Shard():
+            return "all_to_all"
+        case Replicate(), Shard():
+            return "slice"
+        case Replicate(), Partial():
+            return "to_partial"
+    return None
+
+
+def _legal(layout: Layout, axis: int, new: Placement) -> bool:
+    """Shards nest outer axis first: a run may be cut or joined on an axis only while no inner axis cuts it."""
+    inner = [p for p in layout[axis + 1 :] if isinstance(p, Shard)]
+    return not any(isinstance(mine, Shard) and mine.overlaps(p) for mine in (layout[axis], new) for p in inner)
+
+
+def step_elements(kind: StepKind, before: Layout, after: Layout, axis: int, dims: Dims, mesh: Mesh) -> int:
+    """Elements one rank sends for the step (0 for local steps); the largest shard counts."""
+    n = mesh.sizes[axis]
+    full = max(math.prod(largest_shape(dims, before, mesh)), math.prod(largest_shape(dims, after, mesh)))
+    if kind == "all_reduce":
+        return 2 * full * (n - 1) // n
+    if kind in ("all_gather", "reduce_scatter", "all_to_all"):
+        return full * (n - 1) // n
+    return 0
+
+
+@lru_cache(maxsize=200_000)
+def reshard_steps(source: Layout, target: Layout, dims: Dims, mesh: Mesh) -> tuple[Step, ...]:
+    """Steps from ``source`` to ``target`` for a tensor with logical dims ``dims`` (empty when equal).
+
+    Raises:
+        ValueError: a layout is not valid for ``dims``.
+    """
+    if source == target:
+        return ()
+    if not (valid_layout(source, dims) and valid_layout(target, dims)):
+        raise ValueError(f"no reshard {layout_text(source)} -> {layout_text(target)} for dims {dims}")
+    options = [tuple(dict.fromkeys((s, REPLICATE, t))) for s, t in zip(source, target, strict=True)]
+    queue: list[tuple[int, int, tuple[Step, ...], Layout]] = [(0, 0, (), source)]
+    done: set[Layout] = set()
+    order = 0
+    while queue:
+        weight, _, steps, layout = heapq.heappop(queue)
+        if layout == target:
+            return steps
+        if layout in done:
+            continue
+        done.add(layout)
+        for axis, choices in enumerate(options):
+            for new in choices:
+                kind = step_kind(layout[axis], new) if new != layout[axis] else None
+                after = (*layout[:axis], new, *layout[axis + 1 :])
+                if kind is None or after in done or not _legal(layout, axis, new) or not valid_layout(after, dims):
+                    continue
+                order += 1  # ties: the chain found first, the same on every machine
+                moved = step_elements(kind, layout, after, axis, dims, mesh)
+                # 1 per step prefers short chains; 64 per collective stands for its latency
+                cost = weight + moved + (64 if kind in COLLECTIVES else 1)
+                heapq.heappush(queue, (cost, order, (*steps, Step(kind, axis, layout, after)), after))
+    raise ValueError(f"no reshard {layout_text(source)} -> {layout_text(target)} for dims {dims}")
