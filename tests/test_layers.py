@@ -11,21 +11,22 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Per layer: the folder, then what it may import besides the standard library and itself. A file belongs to the first
 # layer whose folder holds it.
-EVERYTHING = ("fxpar", "torch", "numpy", "sympy", "msgspec", "msgpack", "ortools", "rich", "transformers", "safetensors")
-COMPILER = ("fxpar.plans", "fxpar.solver", "fxpar.rules", "fxpar.runtime", *EVERYTHING[1:])
+THIRD_PARTY = ("torch", "numpy", "sympy", "msgspec", "msgpack", "ortools", "rich", "transformers", "safetensors")
 LAYERS = {
     "plans": ("msgpack", "msgspec"),
     "solver": ("numpy", "ortools", "fxpar.plans.errors"),
     "fxpar/rules": ("fxpar.plans", "torch", "sympy"),
     "runtime": ("fxpar.plans", "fxpar.rules", "torch"),
-    "fxpar/cli": EVERYTHING,
-    "fxpar": COMPILER,
+    "fxpar/cli": ("fxpar", *THIRD_PARTY),
+    "fxpar": THIRD_PARTY,
 }
 
 # Private torch names, and the adapter files that may use them. A folder allows every file in it.
 PRIVATE_TORCH = {
     # The field's tree functions; torch offers them under no public name that also knows ModelOutput.
     "torch.utils._pytree": ("fxpar", "runtime"),
+    # OpOverload, the type of every op in a graph, has no public name.
+    "torch._ops": ("fxpar", "runtime"),
     "torch._dynamo": ("fxpar/capture",),
     "torch._functorch": ("fxpar/capture",),
     "torch._subclasses": ("fxpar/capture",),

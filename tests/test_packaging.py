@@ -64,15 +64,17 @@ def test_a_folder_is_not_importable_by_its_generic_name(name: str):
         ("fxpar.cli.main", {"torch", "ortools"}),
     ],
 )
-def test_a_layer_loads_only_what_it_needs(name: str, unwanted: set[str], tmp_path: Path):
-    done = python(f"import sys, {name}; print([m for m in {sorted(unwanted)!r} if m in sys.modules])", tmp_path)
+def test_a_layer_loads_only_what_it_needs(name: str, unwanted: set[str]):
+    done = python(f"import sys, {name}; print([m for m in {sorted(unwanted)!r} if m in sys.modules])", ROOT)
     assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
 
 
 def test_the_installed_package_is_this_checkout(tmp_path: Path):
-    done = python("import fxpar.plans, fxpar; print(fxpar.__file__, fxpar.plans.__file__, fxpar.FxparError)", tmp_path)
+    """The editable install reaches the linked folders from anywhere, past a user's own plans.py."""
+    (tmp_path / "plans.py").write_text("raise SystemExit('the user has a plans.py of their own')")
+    done = python("import fxpar.plans, fxpar.runtime, fxpar; print(fxpar.plans.__file__, fxpar.FxparError)", tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "fxpar.plans.errors.FxparError" in done.stdout
+    assert done.stdout.split() == [str(ROOT / "fxpar/plans/__init__.py"), "<class", "'fxpar.plans.errors.FxparError'>"]
 
 
 def test_wheel_and_sdist_hold_every_module_once(tmp_path: Path):
