@@ -1,0 +1,8 @@
+"""Operators of our own (``fxpar::...``), so that a program is device-neutral and its random draws are stateless.
+
+Importing this package registers them with torch; nothing else happens.
+"""
+
+from fxpar.rules.ops import attention, random
+
+__all__ = ["attention", "random"]
