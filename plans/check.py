@@ -1,0 +1,98 @@
+"""Is a plan consistent? Checked on every read, before anything of it is used; knows no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from fxpar.plans.errors import PlanFileError
+from fxpar.plans.layout import Layout, global_shape, layout_text, valid_layout
+from fxpar.plans.plan import Plan
+from fxpar.plans.program import Program, node_inputs
+
+MAX_RANKS = 2**20
+MAX_BYTES = 2**60
+
+
+def check_plan(plan: Plan, *, where: str = "") -> None:
+    """Refuse a plan that does not hold together.
+
+    Raises:
+        PlanFileError: with the first problems found (at most 5).
+    """
+    problems = [p for _, p in zip(range(5), plan_problems(plan), strict=False)]
+    if problems:
+        raise PlanFileError(
+            "the plan is not consistent", where=where, numbers="; ".join(problems),
+            way_out="compile the plan again with `fxpar compile`",
+        )
+
+
+def plan_problems(plan: Plan) -> Iterator[str]:
+    """Every way in which the plan contradicts itself."""
+    program, decisions = plan.program, plan.decisions
+    axes = decisions.mesh.axes
+    if not axes or any(a.size < 1 for a in axes) or math.prod(a.size for a in axes) > MAX_RANKS:
+        yield f"mesh {decisions.mesh} has no ranks or more than {MAX_RANKS}"
+        return
+    yield from program_problems(program)
+    if len(program.dims) != len(program.types):
+        yield f"{len(program.dims)} logical dims for {len(program.types)} values"
+        return
+    for name, have, want in (("choices", decisions.choices, program.nodes), ("input layouts", decisions.inputs,
+                             program.inputs), ("output layouts", decisions.outputs, program.outputs)):
+        if len(have) != len(want):
+            yield f"{len(have)} {name} for {len(want)}"
+            return
+    for node, choice in zip(program.nodes, decisions.choices, strict=True):
+        if len(choice) != len(axes):
+            yield f"{node.op} at {node.module or '(model)'} has {len(choice)} choices for {len(axes)} mesh axes"
+    uses = [(i.value, lay, i.name) for i, lay in zip(program.inputs, decisions.inputs, strict=True)]
+    uses += [(o.value, lay, o.name) for o, lay in zip(program.outputs, decisions.outputs, strict=True)]
+    for value, layout, name in uses:
+        if 0 <= value < len(program.dims):
+            yield from _layout_problems(layout, program, value, name, len(axes))
+    for index in decisions.recompute:
+        if not 0 <= index < len(program.nodes) or program.nodes[index].phase != "forward":
+            yield f"recompute names node {index}, which is no forward node"
+
+
+def _layout_problems(layout: Layout, program: Program, value: int, name: str, axes: int) -> Iterator[str]:
+    if len(layout) != axes or not valid_layout(layout, program.dims[value]):
+        yield f"layout {layout_text(layout)} of {name} does not fit {program.dims[value]} on {axes} axes"
+
+
+def program_problems(program: Program) -> Iterator[str]:
+    """SSA order, shapes, and references of a program."""
+    count = len(program.types)
+    for index, kind in enumerate(program.types):
+        if any(s < 0 for s in kind.shape) or math.prod(kind.shape) > MAX_BYTES:
+            yield f"value {index} has shape {kind.shape}"
+            return
+    for index, dims in enumerate(program.dims):
+        if index < count and global_shape(dims) != program.types[index].shape:
+            yield f"value {index} of shape {program.types[index].shape} has logical dims {dims}"
+            return
+    defined: set[int] = set()
+    for item in program.inputs:
+        if not 0 <= item.value < count or item.value in defined:
+            yield f"input {item.name} defines value {item.value} again or out of range"
+            return
+        defined.add(item.value)
+        if item.kind == "constant" and not (item.name.isdigit() and int(item.name) < len(program.constants)):
+            yield f"constant {item.name} is not in the file"
+    for node in program.nodes:
+        missing = [v for v in node_inputs(node) if v not in defined]
+        if missing:
+            yield f"{node.op} at {node.module or '(model)'} reads value {missing[0]} before it is defined"
+            return
+        for value in node.outputs:
+            if value != -1 and (not 0 <= value < count or value in defined):
+                yield f"{node.op} at {node.module or '(model)'} defines value {value} again or out of range"
+                return
+            defined.add(value)
+    for item in program.outputs:
+        if item.value not in defined:
+            yield f"output {item.kind} {item.name} is value {item.value}, which nothing defines"
+    if sum(o.kind == "loss" for o in program.outputs) != 1:
+        yield "the program has no single loss"

@@ -1,0 +1,96 @@
+"""The plan: what to run, how to place it, what to expect, and how good the choice is. Plain data, no torch."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from fxpar.plans.layout import Layout
+from fxpar.plans.mesh import Mesh
+from fxpar.plans.program import Program
+
+FORMAT_VERSION = 1
+
+
+class Decisions(msgspec.Struct, frozen=True):
+    """Every decision of a plan.
+
+    ``choices[n]``: per mesh axis the name of what it does to node ``n`` (see ``fxpar.rules.choices``).
+    ``inputs`` / ``outputs``: the layout in which each program input is stored and each output is left.
+    ``recompute``: forward nodes that backward runs again instead of keeping their results.
+    """
+
+    mesh: Mesh
+    choices: tuple[tuple[str, ...], ...]
+    inputs: tuple[Layout, ...]
+    outputs: tuple[Layout, ...]
+    recompute: tuple[int, ...] = ()
+
+
+class CollectiveTotal(msgspec.Struct, frozen=True, array_like=True):
+    """All collectives of one kind on one axis in a step: how many, bytes of the full tensors, predicted ns."""
+
+    kind: str
+    axis: str
+    count: int
+    bytes: int
+    ns: int
+
+
+class Prediction(msgspec.Struct, frozen=True):
+    """What the simulator expects of one training step on one device (ns and bytes; all figures simulated)."""
+
+    step_ns: int
+    compute_ns: int
+    communication_ns: int
+    exposed_ns: int
+    peak_bytes: int
+    parameter_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+    activation_bytes: int
+    collectives: tuple[CollectiveTotal, ...]
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """A named plan that was compared with the chosen one; ``prediction`` is None when it could not be built."""
+
+    name: str
+    mesh: Mesh
+    fits: bool
+    prediction: Prediction | None
+    note: str = ""
+
+
+class Certificate(msgspec.Struct, frozen=True):
+    """How far from optimal the priced problem's solution can be (ns; ``gap`` relative)."""
+
+    status: Literal["optimal", "feasible", "pinned", "random"]
+    cost_ns: int
+    bound_ns: int
+    gap: float
+
+
+class Fingerprint(msgspec.Struct, frozen=True):
+    """What the plan was made from. ``modules``: (class, sha256 of its source) of every module class of the model."""
+
+    program: str
+    rules: str
+    torch: str
+    fxpar: str
+    modules: tuple[tuple[str, str], ...]
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """A whole plan file. ``memory_bytes``: the budget per device; ``provenance``: how it was made, for people."""
+
+    program: Program
+    decisions: Decisions
+    cluster: str
+    memory_bytes: int
+    prediction: Prediction
+    candidates: tuple[Candidate, ...]
+    certificate: Certificate
+    fingerprint: Fingerprint
+    provenance: tuple[tuple[str, str], ...] = ()
