@@ -1,0 +1,162 @@
+"""What an op does, counted from the shapes of its LOCAL tensors: flops, bytes, and the class of its kernel."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from fxpar.cost.compute import Work
+from fxpar.plans.errors import FxparError
+
+
+class TensorShape(NamedTuple):
+    """Shape and dtype ("float32", "bool" ...) of one tensor."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+DTYPE_BYTES: Mapping[str, int] = {
+    "bool": 1, "int8": 1, "uint8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1,
+    "int16": 2, "uint16": 2, "float16": 2, "bfloat16": 2,
+    "int32": 4, "uint32": 4, "float32": 4, "complex32": 4,
+    "int64": 8, "uint64": 8, "float64": 8, "complex64": 8,
+    "complex128": 16,
+}
+
+# Ops that only rename elements, and empty allocations: no kernel runs.
+_VIEWS = frozenset({
+    "view", "_unsafe_view", "reshape", "_reshape_alias", "view_as", "flatten", "unflatten", "alias", "detach",
+    "t", "transpose", "permute", "swapaxes", "swapdims", "movedim", "mT", "expand", "expand_as", "broadcast_to",
+    "unsqueeze", "squeeze", "select", "slice", "narrow", "split", "split_with_sizes", "chunk", "unbind", "as_strided",
+    "diagonal", "unfold", "view_as_real", "view_as_complex", "real", "imag", "conj", "lift_fresh",
+    "empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "sym_size", "sym_numel", "sym_stride",
+    "getitem",
+})
+
+# Ops that write an output and do not read the tensor they are given.
+_FILLS = frozenset({
+    "full", "zeros", "ones", "arange", "scalar_tensor", "linspace", "eye", "rand", "randn", "randint", "randperm",
+    "full_like", "zeros_like", "ones_like", "rand_like", "randn_like", "randint_like",
+    "new_full", "new_zeros", "new_ones", "fill", "fill_", "zero", "zero_",
+})
+
+# Position of the first factor among the tensor inputs; the flops are 2 * outputs * its last dim.
+_MATMULS: Mapping[str, int] = {
+    "mm": 0, "bmm": 0, "matmul": 0, "linear": 0, "mv": 0, "dot": 0, "addmm": 1, "baddbmm": 1, "addmv": 1, "addbmm": 1,
+}
+
+# Ops that pick rows of their first input: what they read is as large as what they write.
+_GATHERS = frozenset({"embedding", "index_select", "gather", "index"})
+
+_ATTENTION_FORWARD = frozenset({
+    "attention", "scaled_dot_product_attention", "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_attention_math",
+})
+_ATTENTION_BACKWARD = frozenset({
+    "attention_backward", "_scaled_dot_product_flash_attention_backward",
+    "_scaled_dot_product_flash_attention_for_cpu_backward", "_scaled_dot_product_efficient_attention_backward",
+    "_scaled_dot_product_cudnn_attention_backward",
+})
+
+
+def tensor_bytes(tensor: TensorShape) -> int:
+    """Bytes of a dense tensor. Raises FxparError for a dtype without a known size."""
+    shape, dtype = tensor
+    if dtype not in DTYPE_BYTES:
+        raise FxparError(f"no size is known for dtype {dtype!r}", way_out=f"known: {', '.join(sorted(DTYPE_BYTES))}")
+    return math.prod(shape) * DTYPE_BYTES[dtype]
+
+
+def work_of(
+    op: str,
+    inputs: Sequence[TensorShape | None],
+    outputs: Sequence[TensorShape | None],
+    args: Mapping[str, object],
+) -> Work:
+    """Flops and bytes of one op.
+
+    Args:
+        op: torch's name, "aten.mm.default" or "fxpar.attention.default".
+        inputs: its tensor arguments in the order of the schema, None where an optional one is absent.
+        outputs: its results, None where one is not produced.
+        args: its other arguments by name; read are `is_causal` (attention) and `transposed` (convolution).
+
+    An op that is not listed is bound by memory: it reads its inputs and writes its outputs once.
+
+    Raises:
+        FxparError: a matmul, convolution or attention without the tensors its count needs, or an unknown dtype.
+    """
+    name = _base_name(op)
+    if name in _VIEWS:
+        return Work("view", 0, 0, _dtype(outputs, inputs))
+    written = _total(outputs)
+    if name in _FILLS:
+        return Work("memory", 0, written, _dtype(outputs, inputs))
+    if name in _GATHERS:
+        return Work("memory", 0, 2 * written + _total(inputs[1:]), _dtype(outputs, inputs))
+    moved = _total(inputs) + written
+    if name in _MATMULS:
+        first = _required(op, inputs, _MATMULS[name], "first factor")
+        out = _required(op, outputs, 0, "output")
+        # addbmm sums over the batch, so its output is smaller than its work.
+        batch = first[0][0] if name == "addbmm" else 1
+        return Work("matmul", 2 * math.prod(out[0]) * batch * (first[0][-1] if first[0] else 1), moved, first[1])
+    if name in ("convolution", "_convolution", "conv1d", "conv2d", "conv3d"):
+        image = _required(op, inputs, 0, "input")
+        weight = _required(op, inputs, 1, "weight")
+        out = _required(op, outputs, 0, "output")
+        return Work("conv", _conv_flops(image, weight, out, args), moved, image[1])
+    if name == "convolution_backward":
+        grad = _required(op, inputs, 0, "grad_output")
+        image = _required(op, inputs, 1, "input")
+        weight = _required(op, inputs, 2, "weight")
+        # One convolution's worth for each of the gradients of input and weight; that of the bias is a sum.
+        wanted = sum(output is not None for output in outputs[:2])
+        return Work("conv", wanted * _conv_flops(image, weight, grad, args), moved, image[1])
+    if name in _ATTENTION_FORWARD:
+        return Work("attention", _attention_flops(op, inputs, 0, args), moved, _dtype(inputs, outputs))
+    if name in _ATTENTION_BACKWARD:
+        # Five products instead of two: the scores again, then one for each of dV, dP, dQ and dK.
+        flops = _attention_flops(op, inputs, 1, args) * 5 // 2
+        return Work("attention", flops, moved, _dtype(inputs, outputs))
+    return Work("memory", 0, moved, _dtype(outputs, inputs))
+
+
+def _base_name(op: str) -> str:
+    """"aten.transpose.int" -> "transpose"; a name without namespace is kept."""
+    parts = op.replace("::", ".").split(".")
+    return parts[1] if len(parts) > 1 else parts[0]
+
+
+def _total(tensors: Sequence[TensorShape | None]) -> int:
+    return sum(tensor_bytes(tensor) for tensor in tensors if tensor is not None)
+
+
+def _dtype(*groups: Sequence[TensorShape | None]) -> str:
+    return next((tensor[1] for group in groups for tensor in group if tensor is not None), "float32")
+
+
+def _required(op: str, tensors: Sequence[TensorShape | None], position: int, role: str) -> TensorShape:
+    tensor = tensors[position] if position < len(tensors) else None
+    if tensor is None:
+        raise FxparError(f"{op} has no {role}, so its work cannot be counted", numbers=f"tensors given: {len(tensors)}")
+    return tensor
+
+
+def _conv_flops(image: TensorShape, weight: TensorShape, out: TensorShape, args: Mapping[str, object]) -> int:
+    # The weight is [out, in / groups, *kernel], or [in, out / groups, *kernel] when transposed: either way each
+    # element of one side meets weight.shape[1:] elements of the other.
+    side = image if args.get("transposed") else out
+    return 2 * math.prod(side[0]) * math.prod(weight[0][1:])
+
+
+def _attention_flops(op: str, inputs: Sequence[TensorShape | None], first: int, args: Mapping[str, object]) -> int:
+    """Two products, q k^T over e and p v over v: 2 * b * h * q * k * (e + v), half of it under a causal mask."""
+    query = _required(op, inputs, first, "query")[0]
+    key = _required(op, inputs, first + 1, "key")[0]
+    value = _required(op, inputs, first + 2, "value")[0]
+    if len(query) < 2 or len(key) < 2 or len(value) < 2:
+        raise FxparError(f"{op} needs query, key and value of [..., length, size]", numbers=f"query: {query}")
+    flops = 2 * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
+    return flops // 2 if args.get("is_causal") else flops
