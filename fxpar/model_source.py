@@ -47,7 +47,10 @@ DTYPES: Mapping[str, torch.dtype] = {
     "float16": torch.float16,
 }
 
-MODEL_PY = "a model.py defines build() -> nn.Module and example_inputs() -> (args, kwargs); loss(output, inputs), optimizer(params) and hints are optional"
+MODEL_PY = (
+    "a model.py defines build() -> nn.Module and example_inputs() -> (args, kwargs); "
+    "loss(output, inputs), optimizer(params) and hints are optional"
+)
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,7 @@ class ModelSource:
 
 
 def load_model_source(
-    spec: str,
+    model: str,
     *,
     task: str | None = None,
     seq: int | None = None,
@@ -96,7 +99,7 @@ def load_model_source(
     """Read what to compile.
 
     Args:
-        spec: path of a model.py, or `hf:DIR` where DIR holds a transformers config.json.
+        model: path of a model.py, or `hf:DIR` where DIR holds a transformers config.json.
         task: which head of a transformers model: causal-lm, masked-lm, seq-cls, seq2seq-lm or image-classification.
         seq: tokens per sample (transformers only; default: 512, or fewer if the model takes fewer).
         batch: samples in the global batch (transformers only; default 8).
@@ -110,12 +113,12 @@ def load_model_source(
     """
     torch_dtype = dtype_of(dtype)
     chosen_optimizer = optimizer_of(optimizer)
-    if spec.startswith("hf:"):
+    if model.startswith("hf:"):
         # transformers takes seconds to import and a model.py may not need it.
         from fxpar.hf_model import load_hf_model
 
         return load_hf_model(
-            spec.removeprefix("hf:"),
+            model.removeprefix("hf:"),
             task=task,
             seq=seq,
             batch=batch,
@@ -125,10 +128,10 @@ def load_model_source(
     given = [f"--{name} {value}" for name, value in (("task", task), ("seq", seq), ("batch", batch)) if value]
     if given:
         raise FxparError(
-            f"{', '.join(given)} cannot be applied to {spec}",
+            f"{', '.join(given)} cannot be applied to {model}",
             way_out="these describe hf:DIR; a model.py says its sizes in example_inputs()",
         )
-    return load_model_file(spec, optimizer=chosen_optimizer, dtype=torch_dtype)
+    return load_model_file(model, optimizer=chosen_optimizer, dtype=torch_dtype)
 
 
 def load_model_file(
@@ -153,7 +156,7 @@ def load_model_file(
             meta = {}
         batch_dim = meta.get("batch_dim", getattr(module, "batch_dim", None))
         if batch_dim is not None and (not isinstance(batch_dim, int) or batch_dim < 0):
-            errors.add(FxparError(f"batch_dim of {path} is {batch_dim!r}", way_out="it is a dim number such as 0, or None"))
+            errors.add(FxparError(f"batch_dim of {path} is {batch_dim!r}", way_out="it is a dim such as 0, or None"))
         if getattr(module, "dynamic", None):
             errors.add(
                 UnsupportedError(
@@ -176,8 +179,8 @@ def load_model_file(
         name=file.stem,
         build=build,
         example_inputs=example_inputs,
-        loss=getattr(module, "loss", default_loss),
-        optimizer=optimizer or getattr(module, "optimizer", OPTIMIZERS["adamw"]),
+        loss=getattr(module, "loss", None) or default_loss,
+        optimizer=optimizer or getattr(module, "optimizer", None) or OPTIMIZERS["adamw"],
         hints=tuple(hints),
         batch_dim=batch_dim,
         meta=dict(meta),
@@ -219,13 +222,14 @@ def run_model_file(file: Path, shown: str) -> ModuleType:
     module_spec = importlib.util.spec_from_file_location(name, file)
     if module_spec is None or module_spec.loader is None:
         raise FxparError(f"{shown} is not a Python file", way_out="give the path of a model.py, or hf:DIR")
+    loader = module_spec.loader
     module = importlib.util.module_from_spec(module_spec)
     sys.modules[name] = module
     # As for a script: files beside it can be imported, now and when forward runs.
     if str(file.parent) not in sys.path:
         sys.path.insert(0, str(file.parent))
     try:
-        call_user(lambda: module_spec.loader.exec_module(module), "", file)  # type: ignore[union-attr]
+        call_user(lambda: loader.exec_module(module), "", file)
     except FxparError:
         del sys.modules[name]
         raise
