@@ -172,9 +172,9 @@ def parse_cluster(text: str) -> Cluster:
     Raises:
         FxparError: the form, the preset or the file is unknown, or a field of the file is wrong (its path is named).
     """
-    if text.endswith(".toml") and ":" not in Path(text).name:
-        return _build(_fields(text, 0), text)
     match = re.fullmatch(r"(?:([0-9]{1,6})x)?([0-9]{1,6})(?::(.+))?", text)
+    if match is None and text.endswith(".toml"):
+        return _build(_fields(text, 0), text)
     if match is None:
         raise FxparError(
             f"cannot read the cluster {text!r}",
