@@ -1,0 +1,195 @@
+"""A lower bound by message passing: sequential tree-reweighted message passing in exact integers.
+
+Kolmogorov, "Convergent tree-reweighted message passing for energy minimization", 2006. A message moves cost between a
+variable and a link without changing any assignment's total, so the sum of the separate minima is a bound whatever the
+messages are. Every number is int64: rounding a message down only moves a little less, it never falsifies the bound.
+
+Costs are scaled by 2**shift to make that rounding harmless, and the memory row enters as a price per 64 KiB unit:
+
+    min (cost + price * (memory - budget))  <=  min cost subject to memory <= budget       for every price >= 0
+"""
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from fxpar.solver.graph import Graph, IntArray
+from fxpar.solver.min_plus import MinPlus
+from fxpar.solver.problem import LARGEST_TOTAL_COST, largest_finite
+
+#: A price is an integer count of 1 / 2**PRICE_BITS scaled ns per 64 KiB unit.
+PRICE_BITS = 10
+
+#: A message beyond this means that the bound grows without limit: the forbidden pairs leave nothing.
+DIVERGED = 2**55
+
+
+@dataclass(frozen=True, eq=False)
+class Messages:
+    """`up[link]` [states of v] came from u, `down[link]` [states of u] came from v, for every link u < v."""
+
+    up: tuple[IntArray, ...]
+    down: tuple[IntArray, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Scaled:
+    """A graph's costs times 2**shift, ready for message passing."""
+
+    graph: Graph
+    shift: int
+    costs: tuple[IntArray, ...]
+    tables: tuple[IntArray, ...]
+    forward: tuple[MinPlus, ...]
+    backward: tuple[MinPlus, ...]
+
+    @property
+    def largest_price(self) -> int:
+        """The highest price for which no sum overflows."""
+        memory = sum(int(each.max()) for each in self.graph.memory)
+        return (LARGEST_TOTAL_COST << PRICE_BITS) // (4 * max(memory, 1))
+
+    def priced(self, price: int) -> list[IntArray]:
+        """Cost plus price times memory of every state, scaled, rounded down."""
+        if price == 0:
+            return list(self.costs)
+        return [
+            costs + ((memory * price) >> PRICE_BITS)
+            for costs, memory in zip(self.costs, self.graph.memory, strict=True)
+        ]
+
+    def true_bound(self, scaled_minimum: int, price: int) -> int:
+        """The bound in ns that a scaled minimum at `price` proves."""
+        if price:
+            assert self.graph.budget is not None
+            scaled_minimum -= (price * self.graph.budget) >> PRICE_BITS
+        return self.graph.constant - ((-scaled_minimum) >> self.shift)
+
+    def room(self, scaled_minimum: int, price: int, cost: int) -> int:
+        """How much the scaled minimum may rise until `true_bound` exceeds `cost` ns."""
+        ceiling = (cost - self.graph.constant) << self.shift
+        if price:
+            assert self.graph.budget is not None
+            ceiling += (price * self.graph.budget) >> PRICE_BITS
+        return ceiling - scaled_minimum
+
+    def rational(self, price: int) -> Fraction:
+        """The price in ns per 64 KiB unit."""
+        return Fraction(price, 1 << (PRICE_BITS + self.shift))
+
+
+def scale(graph: Graph, shift: int | None = None) -> Scaled:
+    """Prepares `graph`; the shift is as large as the magnitude of the costs allows unless given."""
+    if shift is None:
+        total = sum(largest_finite(costs) for costs in graph.costs)
+        spread = [int(np.where(table < DIVERGED, table, 0).max()) for table in graph.tables]
+        total += sum(spread[link.table] for link in graph.links)
+        shift = max(0, min(10, LARGEST_TOTAL_COST.bit_length() - 2 - total.bit_length()))
+    tables = tuple(np.where(table < DIVERGED, table << shift, table) for table in graph.tables)
+    return Scaled(
+        graph=graph,
+        shift=shift,
+        costs=tuple(costs << shift for costs in graph.costs),
+        tables=tables,
+        forward=tuple(MinPlus(table) for table in tables),
+        backward=tuple(MinPlus(table.T) for table in tables),
+    )
+
+
+def no_messages(graph: Graph) -> Messages:
+    """All zero."""
+    return Messages(
+        up=tuple(np.zeros(len(graph.costs[link.v]), dtype=np.int64) for link in graph.links),
+        down=tuple(np.zeros(len(graph.costs[link.u]), dtype=np.int64) for link in graph.links),
+    )
+
+
+class Passing:
+    """The state of message passing over one scaled graph: messages that sweeps improve."""
+
+    def __init__(self, scaled: Scaled, messages: Messages) -> None:
+        self.scaled = scaled
+        self.up = list(messages.up)
+        self.down = list(messages.down)
+        graph = scaled.graph
+        self.earlier: list[list[tuple[int, MinPlus]]] = [[] for _ in range(graph.size)]
+        self.later: list[list[tuple[int, MinPlus]]] = [[] for _ in range(graph.size)]
+        for position, link in enumerate(graph.links):
+            self.later[link.u].append((position, scaled.forward[link.table]))
+            self.earlier[link.v].append((position, scaled.backward[link.table]))
+        self.shares = [max(len(a), len(b), 1) for a, b in zip(self.earlier, self.later, strict=True)]
+        self.diverged = False
+
+    @property
+    def messages(self) -> Messages:
+        """A snapshot: sweeps replace arrays and never write into them."""
+        return Messages(tuple(self.up), tuple(self.down))
+
+    def total(self, costs: list[IntArray], v: int) -> IntArray:
+        """The cost of v's states with all messages to it."""
+        total = costs[v]
+        for position, _ in self.earlier[v]:
+            total = total + self.up[position]
+        for position, _ in self.later[v]:
+            total = total + self.down[position]
+        return total
+
+    def sweep(self, costs: list[IntArray]) -> int:
+        """One pass down the order and one back. Returns the scaled minimum that the messages prove for `costs`."""
+        for v in range(len(costs)):
+            if self.later[v]:
+                share = self.total(costs, v) // self.shares[v]
+                for position, push in self.later[v]:
+                    message = push.push(share - self.down[position])
+                    self.up[position] = message - message.min()
+        bound = 0
+        for v in range(len(costs) - 1, -1, -1):
+            total = self.total(costs, v)
+            if self.earlier[v]:
+                share = total // self.shares[v] if self.shares[v] > 1 else total
+                for position, push in self.earlier[v]:
+                    message = push.push(share - self.up[position])
+                    least = message.min()
+                    self.down[position] = message - least
+                    bound += int(least)
+                    self.diverged |= bool(self.down[position].max() >= DIVERGED)
+                total = total - share * len(self.earlier[v])
+            bound += int(total.min())
+        return bound
+
+
+def proven_minimum(scaled: Scaled, messages: Messages, costs: list[IntArray]) -> int:
+    """Recounts from nothing but the messages what they prove: the sum of the separate minima."""
+    return sum(_separate_minima(scaled, messages, costs)[0])
+
+
+def excesses(scaled: Scaled, messages: Messages, costs: list[IntArray]) -> list[IntArray]:
+    """For every state, by how much (scaled) the proven minimum rises if that state is forced."""
+    return _separate_minima(scaled, messages, costs)[1]
+
+
+def _separate_minima(scaled: Scaled, messages: Messages, costs: list[IntArray]) -> tuple[list[int], list[IntArray]]:
+    """The minima of all variables and links, and per variable the rise that forcing a state causes in those it touches.
+
+    Each variable hands an equal share of its cost to every link to an earlier variable; what is left stays with it.
+    """
+    links = scaled.graph.links
+    passing = Passing(scaled, messages)
+    rises = [np.zeros(len(each), dtype=np.int64) for each in costs]
+    minima: list[int] = []
+    for v in range(len(costs)):
+        total = passing.total(costs, v)
+        share = total // passing.shares[v]
+        rest = total - share * len(passing.earlier[v])
+        minima.append(int(rest.min()))
+        rises[v] += rest - rest.min()
+        for position, push in passing.earlier[v]:
+            mine = share - messages.up[position]
+            at_u = push.push(mine) - messages.down[position]
+            at_v = scaled.forward[links[position].table].push(-messages.down[position]) + mine
+            least = at_u.min()
+            minima.append(int(least))
+            rises[links[position].u] += at_u - least
+            rises[v] += at_v - least
+    return minima, rises

@@ -1,0 +1,175 @@
+"""The search over the price of memory: sweeps of message passing give bounds, decoding gives assignments.
+
+At a price of 0 the cheapest assignment may not fit the budget; at a high price it fits with room to spare. The bound is
+concave in the price, so a bracket closes in on the best price. Everything found on the way goes into a pool.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fxpar.solver.arcs import Arcs
+from fxpar.solver.bound import Messages, Passing, no_messages, proven_minimum, scale
+from fxpar.solver.decode import Neighbourhood, decode
+from fxpar.solver.graph import BLOCKED, BoolArray, Graph, IntArray
+
+#: Sweeps at one price, and how many without progress end them.
+SWEEPS_PER_PRICE = 12
+SWEEPS_AT_LAST = 60
+STALLED_AFTER = 4
+#: Progress smaller than 1 / this of the bound is none.
+PROGRESS = 20_000
+PRICES = 14
+
+
+@dataclass(frozen=True, eq=False)
+class Point:
+    """What a run of sweeps at one price ended with: the choice of least priced cost, its cost and memory."""
+
+    price: int
+    cost: int
+    memory: int
+
+
+class Dual:
+    """Bounds and choices for one graph.
+
+    bound     ns, the best proven so far (None: no sweep yet); `messages` and `price` prove it.
+    best      the cheapest choice found that fits the budget, with `best_cost` in ns, or None.
+    pool      per variable the states that some decoded choice used.
+    """
+
+    def __init__(self, graph: Graph, arcs: Arcs) -> None:
+        self.graph = graph
+        self.arcs = arcs
+        self.scaled = scale(graph)
+        self.passing = Passing(self.scaled, no_messages(graph))
+        self.bound: int | None = None
+        self.messages: Messages = self.passing.messages
+        self.price = 0
+        self.best: list[int] | None = None
+        self.best_cost: int | None = None
+        self.pool: list[BoolArray] = [np.zeros(len(costs), dtype=bool) for costs in graph.costs]
+        self.impossible = False
+
+    def offer(self, choice: list[int]) -> None:
+        """Puts a choice into the pool and keeps it if it is the best that fits."""
+        cost = self.graph.cost(choice)
+        if cost >= BLOCKED:
+            return
+        for mask, state in zip(self.pool, choice, strict=True):
+            mask[state] = True
+        fits = self.graph.budget is None or self.graph.weight(choice) <= self.graph.budget
+        if fits and (self.best_cost is None or (cost, choice) < (self.best_cost, self.best)):
+            self.best, self.best_cost = list(choice), cost
+
+    def close(self, gap: float, at_most: int | None) -> None:
+        """Improves bound and choices until they are within `gap`, or progress ends.
+
+        at_most: ns, the cost of an assignment known from elsewhere: reaching it within `gap` is enough as well.
+        """
+        self._gap = gap
+        self._at_most = at_most
+        first = self._run(0, SWEEPS_AT_LAST)
+        budget = self.graph.budget
+        if first is None or budget is None or first.memory <= budget or self._done():
+            return
+        low, high = first, None
+        price = self._first_price(first)
+        for _ in range(PRICES):
+            price = max(1, min(price, self.scaled.largest_price))
+            point = self._run(price, SWEEPS_PER_PRICE)
+            if point is None or self._done():
+                return
+            if point.memory <= budget:
+                high = point
+            else:
+                low = point
+            if high is None and low.price >= self.scaled.largest_price:
+                return
+            next_price = self._between(low, high)
+            if next_price is None:
+                break
+            price = next_price
+        self.passing = Passing(self.scaled, self.messages)
+        self._run(self.price, SWEEPS_AT_LAST)
+
+    def proven(self) -> int:
+        """The bound in ns, recounted from `messages` and `price` alone."""
+        minimum = proven_minimum(self.scaled, self.messages, self.scaled.priced(self.price))
+        return self.scaled.true_bound(minimum, self.price)
+
+    def _done(self) -> bool:
+        costs = [cost for cost in (self.best_cost, self._at_most) if cost is not None]
+        if self.bound is None or not costs:
+            return False
+        return min(costs) - self.bound <= self._gap * abs(min(costs))
+
+    def _run(self, price: int, sweeps: int) -> Point | None:
+        """Sweeps at one price. None if no choice without forbidden pairs was decoded."""
+        costs = self.scaled.priced(price)
+        found: tuple[int, Point] | None = None
+        best_here: int | None = None
+        stalled = 0
+        for _ in range(sweeps):
+            bound = self.scaled.true_bound(self.passing.sweep(costs), price)
+            if self.passing.diverged:
+                self.impossible = self.impossible or bound >= BLOCKED
+                break
+            if self.bound is None or bound > self.bound:
+                self.bound, self.price, self.messages = bound, price, self.passing.messages
+            choice = decode(self.passing, costs, self.arcs)
+            if choice is not None:
+                found = self._explore(choice, costs, price, found)
+            if self._done():
+                break
+            if best_here is None or bound - best_here > max(abs(bound) // PROGRESS, 0):
+                best_here, stalled = bound, 0
+            else:
+                stalled += 1
+            if stalled >= STALLED_AFTER or (found is not None and found[0] <= bound):
+                break
+        return None if found is None else found[1]
+
+    def _explore(
+        self, choice: list[int], costs: list[IntArray], price: int, found: tuple[int, Point] | None
+    ) -> tuple[int, Point]:
+        """Offers a decoded choice, what descends from it, and what fits the budget near it."""
+        near = Neighbourhood(self.graph, self.scaled.tables, costs, choice)
+        near.descend(None)
+        self.offer(near.choice)
+        cost, memory = self.graph.cost(near.choice), near.memory
+        budget = self.graph.budget
+        if budget is not None:
+            within = Neighbourhood(self.graph, self.scaled.tables, list(self.scaled.costs), near.choice)
+            if within.fit(budget):
+                within.descend(budget)
+                self.offer(within.choice)
+        total = cost
+        if price:
+            assert budget is not None
+            total += int(self.scaled.rational(price) * (memory - budget))
+        if found is not None and found[0] <= total:
+            return found
+        return total, Point(price, cost, memory)
+
+    def _first_price(self, low: Point) -> int:
+        """What the best choice that fits paid per unit it freed; without one, a thousandth of the cost of all."""
+        budget = self.graph.budget
+        assert budget is not None
+        one = 1 << self.scaled.shift << 10
+        if self.best_cost is not None and self.best is not None:
+            freed = low.memory - self.graph.weight(self.best)
+            return max(1, (self.best_cost - low.cost) * one // max(freed, 1))
+        return max(1, abs(low.cost) * one // (1000 * max(low.memory - budget, 1)))
+
+    def _between(self, low: Point, high: Point | None) -> int | None:
+        """The next price: where the priced costs of both ends meet, kept off the ends; None when they are close."""
+        if high is None:
+            return 4 * low.price
+        width = high.price - low.price
+        if width <= max(1, high.price // 200):
+            return None
+        one = 1 << self.scaled.shift << 10
+        meet = (high.cost - low.cost) * one // max(low.memory - high.memory, 1)
+        return max(low.price + max(width // 10, 1), min(meet, high.price - max(width // 10, 1)))

@@ -1,0 +1,187 @@
+"""A Problem made ready for computing: one link per pair of variables, forbidden entries as one finite large number.
+
+`merge` folds weights into tables and parallel edges into one link. `restrict` keeps some states of every variable and
+folds away the links that became trivial. Both intern equal tables, because a model has thousands of links and only
+hundreds of distinct tables.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fxpar.solver.problem import FORBIDDEN, IntArray, Problem
+
+BoolArray = NDArray[np.bool_]
+
+#: Stands for FORBIDDEN inside sums: larger than any honest total, small enough that a dozen of them do not overflow.
+BIG: int = 2**57
+
+#: A sum at or above this contains a BIG; honest totals stay below it.
+BLOCKED: int = 2**56
+
+
+@dataclass(frozen=True)
+class Link:
+    """The pair cost of variables `u < v`: `tables[table]` of shape [states of u, states of v]."""
+
+    u: int
+    v: int
+    table: int
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """Per variable costs and memory, links with `u < v` and no duplicates, tables with BIG for forbidden.
+
+    `states[v]` are the state numbers of the Problem that the entries of `costs[v]` stand for.
+    `links_of[v]` are the positions of the links that touch v, in order. `constant`: ns that every assignment pays.
+    """
+
+    states: tuple[IntArray, ...]
+    costs: tuple[IntArray, ...]
+    memory: tuple[IntArray, ...]
+    links: tuple[Link, ...]
+    tables: tuple[IntArray, ...]
+    links_of: tuple[tuple[int, ...], ...]
+    budget: int | None
+    constant: int
+
+    @property
+    def size(self) -> int:
+        return len(self.costs)
+
+    def cost(self, choice: Sequence[int]) -> int:
+        """Total cost in ns of positions (not Problem states), at least BLOCKED if something chosen is forbidden."""
+        total = self.constant + sum(int(costs[i]) for costs, i in zip(self.costs, choice, strict=True))
+        return total + sum(int(self.tables[link.table][choice[link.u], choice[link.v]]) for link in self.links)
+
+    def weight(self, choice: Sequence[int]) -> int:
+        """Total memory in 64 KiB units."""
+        return sum(int(memory[i]) for memory, i in zip(self.memory, choice, strict=True))
+
+    def original(self, choice: Sequence[int]) -> tuple[int, ...]:
+        """The Problem states of a choice of positions."""
+        return tuple(int(states[i]) for states, i in zip(self.states, choice, strict=True))
+
+    def positions(self, assignment: Sequence[int]) -> list[int] | None:
+        """The positions of Problem states, or None where a state is not kept."""
+        found = []
+        for states, state in zip(self.states, assignment, strict=True):
+            place = int(np.searchsorted(states, state))
+            if place == len(states) or states[place] != state:
+                return None
+            found.append(place)
+        return found
+
+
+def merge(problem: Problem) -> Graph:
+    """The Graph of a validated Problem, with all its states."""
+    parts: dict[tuple[int, int], list[tuple[int, int, bool]]] = {}
+    for edge in problem.edges:
+        flipped = edge.u > edge.v
+        ends = (edge.v, edge.u) if flipped else (edge.u, edge.v)
+        parts.setdefault(ends, []).append((edge.table, edge.weight, flipped))
+    tables: list[IntArray] = []
+    place: dict[tuple[tuple[int, int, bool], ...], int] = {}
+    links = []
+    for u, v in sorted(parts):
+        key = tuple(sorted(parts[u, v]))
+        if key not in place:
+            place[key] = len(tables)
+            tables.append(_sum_of_tables(problem, key))
+        links.append(Link(u, v, place[key]))
+    count = len(problem.variables)
+    return Graph(
+        states=tuple(np.arange(variable.states, dtype=np.int64) for variable in problem.variables),
+        costs=tuple(np.where(variable.costs >= FORBIDDEN, BIG, variable.costs) for variable in problem.variables),
+        memory=tuple(variable.memory for variable in problem.variables),
+        links=tuple(links),
+        tables=tuple(tables),
+        links_of=touching(count, links),
+        budget=problem.budget,
+        constant=0,
+    )
+
+
+def touching(count: int, links: Sequence[Link]) -> tuple[tuple[int, ...], ...]:
+    """For each of `count` variables the positions of the links that touch it, in order."""
+    around: list[list[int]] = [[] for _ in range(count)]
+    for position, link in enumerate(links):
+        around[link.u].append(position)
+        around[link.v].append(position)
+    return tuple(tuple(each) for each in around)
+
+
+def restrict(graph: Graph, live: Sequence[BoolArray]) -> Graph:
+    """The Graph with only the `live` states; `live` must be arc consistent (see `arcs.arc_consistent`).
+
+    A link with a decided end, or whose cost is a sum of one term per end, moves into the costs of its ends.
+    """
+    kept = [np.flatnonzero(mask) for mask in live]
+    costs = [graph.costs[v][kept[v]] for v in range(graph.size)]
+    mask_numbers: dict[bytes, int] = {}
+    number = [mask_numbers.setdefault(np.packbits(mask).tobytes() + bytes([len(mask) % 8]), len(mask_numbers))
+              for mask in live]
+    pieces: dict[tuple[int, int, int], tuple[int, IntArray, IntArray]] = {}
+    tables: list[IntArray] = []
+    links = []
+    for link in graph.links:
+        key = (link.table, number[link.u], number[link.v])
+        if key not in pieces:
+            table = graph.tables[link.table][np.ix_(kept[link.u], kept[link.v])]
+            rows, columns, rest = split(table)
+            place = -1
+            if rest is not None:
+                place = len(tables)
+                tables.append(rest)
+            pieces[key] = (place, rows, columns)
+        place, rows, columns = pieces[key]
+        if place >= 0:
+            links.append(Link(link.u, link.v, place))
+        costs[link.u] = costs[link.u] + rows
+        costs[link.v] = costs[link.v] + columns
+    constant = graph.constant
+    for v in range(graph.size):
+        least = int(costs[v].min())
+        constant += least
+        costs[v] = costs[v] - least
+    return Graph(
+        states=tuple(graph.states[v][kept[v]] for v in range(graph.size)),
+        costs=tuple(costs),
+        memory=tuple(graph.memory[v][kept[v]] for v in range(graph.size)),
+        links=tuple(links),
+        tables=tuple(tables),
+        links_of=touching(graph.size, links),
+        budget=graph.budget,
+        constant=constant,
+    )
+
+
+def split(table: IntArray) -> tuple[IntArray, IntArray, IntArray | None]:
+    """`table[i, j] == rows[i] + columns[j] + rest[i, j]`, with the row and column minima moved out; rest None if zero.
+
+    Every row and column of `table` must hold an entry that is not BIG; BIG entries stay BIG in `rest`.
+    """
+    rows = table.min(axis=1)
+    rest = table - rows[:, None]
+    columns = rest.min(axis=0)
+    rest = rest - columns[None, :]
+    forbidden = table >= BLOCKED
+    if not forbidden.any() and not rest.any():
+        return rows, columns, None
+    rest[forbidden] = BIG
+    return rows, columns, np.ascontiguousarray(rest)
+
+
+def _sum_of_tables(problem: Problem, key: tuple[tuple[int, int, bool], ...]) -> IntArray:
+    total: IntArray | None = None
+    for table, weight, flipped in key:
+        values = problem.tables[table].T if flipped else problem.tables[table]
+        forbidden = values >= FORBIDDEN
+        scaled = np.where(forbidden, BIG, np.where(forbidden, 0, values) * weight)
+        total = scaled if total is None else np.minimum(total + scaled, BIG)
+        total[forbidden] = BIG
+    assert total is not None
+    return np.ascontiguousarray(total)

@@ -1,0 +1,38 @@
+"""What solving returns: a status, the choices, and how good they are proven to be."""
+
+from dataclasses import dataclass
+from enum import Enum
+from fractions import Fraction
+
+
+class Status(Enum):
+    """OPTIMAL: cost == bound. FEASIBLE: an assignment, with a proven gap. INFEASIBLE: proven that none exists.
+    UNKNOWN: the effort ran out before an assignment or a proof was found."""
+
+    OPTIMAL = "optimal"
+    FEASIBLE = "feasible"
+    INFEASIBLE = "infeasible"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Solution:
+    """The outcome of solving a Problem.
+
+    assignment  one state per variable, or None.
+    cost        ns, a recount of `assignment`; None without one.
+    bound       ns; no feasible assignment costs less. Meaningless (0) when INFEASIBLE.
+    memory      64 KiB units used by `assignment`; None without one.
+    gap         (cost - bound) / cost, None without an assignment.
+    multiplier  ns per 64 KiB unit: the price of memory at which the bound was found; 0 when the row does not bind.
+    min_memory  the smallest memory found, in 64 KiB units, where nothing fitting the budget was found; else None.
+    """
+
+    status: Status
+    assignment: tuple[int, ...] | None
+    cost: int | None
+    bound: int
+    memory: int | None
+    gap: float | None
+    multiplier: Fraction
+    min_memory: int | None

@@ -1,0 +1,294 @@
+"""Solving a Problem: shrink it, bound it, decode assignments, and settle what is left exactly.
+
+Nothing here reads a clock or a hash order: the same problem gives the same solution in every process.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+
+from fxpar.solver.arcs import Arcs, all_states, arc_consistent, undominated
+from fxpar.solver.bound import excesses, proven_minimum
+from fxpar.solver.decode import Neighbourhood
+from fxpar.solver.dual import Dual
+from fxpar.solver.eliminate import eliminate
+from fxpar.solver.graph import BLOCKED, BoolArray, Graph, merge, restrict
+from fxpar.solver.problem import FORBIDDEN, LARGEST_TOTAL_MEMORY, Edge, Problem, Variable
+from fxpar.solver.residue import residue_size, solve_residue
+from fxpar.solver.solution import Solution, Status
+
+#: Booleans that CP-SAT is given at most: to settle everything, and to search among pooled states.
+SETTLE_SIZE = 6_000
+POOL_SIZE = 4_000
+#: Deterministic CP-SAT time per unit of effort; one is about a second.
+TIME_PER_EFFORT = 0.3
+ROUNDS = 4
+#: Message passing goes on to this gap even when less is asked for: it is cheap and plans are better.
+TIGHT_GAP = 0.002
+
+Progress = Callable[[str], None]
+
+
+def solve(
+    problem: Problem,
+    *,
+    gap: float = 0.01,
+    candidates: Sequence[Sequence[int]] = (),
+    effort: int = 10,
+    progress: Progress | None = None,
+) -> Solution:
+    """The cheapest assignment found and a proven lower bound.
+
+    gap: stop once (cost - bound) / cost is at most this; 0 asks for the optimum. candidates: assignments to start from;
+    the result never costs more than any feasible one of them. effort: how long to go on when the gap stays open.
+    progress: called with a line of text after each step.
+    Raises ValueError on a malformed problem, or on a candidate of the wrong length or with an unknown state.
+    """
+    problem.validate()
+    return _Run(problem, gap, effort, progress or _silent).solve(candidates)
+
+
+def _silent(line: str) -> None:
+    """The progress callback that says nothing."""
+
+
+class _Run:
+    """One call of `solve`: the best assignment and bound so far, in terms of the Problem."""
+
+    def __init__(self, problem: Problem, gap: float, effort: int, progress: Progress) -> None:
+        self.problem = problem
+        self.gap = gap
+        self.effort = effort
+        self.progress = progress
+        self.best: tuple[int, ...] | None = None
+        self.best_cost: int | None = None
+        self.bound: int | None = None
+        self.multiplier = Fraction(0)
+        self.min_memory: int | None = None
+
+    def solve(self, candidates: Sequence[Sequence[int]]) -> Solution:
+        for candidate in candidates:
+            self.offer(candidate)
+        whole = merge(self.problem)
+        live = arc_consistent(Arcs(whole), all_states(whole))
+        if live is None:
+            return self.infeasible()
+        budget = whole.budget
+        if budget is not None:
+            least = sum(int(memory[mask].min()) for memory, mask in zip(whole.memory, live, strict=True))
+            most = sum(int(memory[mask].max()) for memory, mask in zip(whole.memory, live, strict=True))
+            if least > budget:
+                self.find_small_memory()
+                return self.infeasible()
+            if most <= budget:
+                whole = replace(whole, budget=None)
+        graph = self.shrink(whole, live)
+        if graph is None:
+            return self.infeasible()
+        self.progress(f"{_count(whole)} states, {_count(graph)} kept")
+        if not self.by_elimination(graph) and not self.by_rounds(graph):
+            return self.infeasible()
+        return self.finish(whole)
+
+    def offer(self, assignment: Sequence[int]) -> None:
+        """Keeps an assignment if it is feasible and the best so far; ties go to the lexicographically smaller."""
+        assignment = tuple(int(state) for state in assignment)
+        cost = self.problem.cost(assignment)
+        if cost is None:
+            return
+        memory = self.problem.memory(assignment)
+        if self.problem.budget is not None and memory > self.problem.budget:
+            self.min_memory = memory if self.min_memory is None else min(memory, self.min_memory)
+            return
+        if self.best_cost is None or self.best is None or (cost, assignment) < (self.best_cost, self.best):
+            self.best, self.best_cost = assignment, cost
+
+    def raise_bound(self, bound: int, multiplier: Fraction) -> None:
+        """Takes over a bound on every assignment that is better than the best so far."""
+        if self.best_cost is not None:
+            bound = min(bound, self.best_cost)
+        if self.bound is None or bound > self.bound:
+            self.bound, self.multiplier = bound, multiplier
+
+    def close_enough(self) -> bool:
+        if self.best_cost is None or self.bound is None:
+            return False
+        return self.best_cost - self.bound <= self.gap * abs(self.best_cost)
+
+    def shrink(self, graph: Graph, live: Sequence[BoolArray]) -> Graph | None:
+        """`graph` with the `live` states that matter; None if nothing without forbidden pairs is among them."""
+        arcs = Arcs(graph)
+        consistent = arc_consistent(arcs, live)
+        if consistent is None:
+            return None
+        consistent = arc_consistent(arcs, undominated(graph, consistent, graph.budget is not None))
+        return None if consistent is None else restrict(graph, consistent)
+
+    def by_elimination(self, graph: Graph) -> bool:
+        """Solves a narrow graph exactly where its memory row turns out not to bind; True if that settled it."""
+        exact = eliminate(graph)
+        if exact is None:
+            return False
+        minimum, choice = exact
+        if minimum >= BLOCKED:
+            return False
+        self.offer(graph.original(choice))
+        self.raise_bound(minimum, Fraction(0))
+        self.progress(f"elimination: at least {minimum} ns")
+        return self.best_cost == minimum
+
+    def by_rounds(self, graph: Graph) -> bool:
+        """Bounds, decodes, prunes and settles until close enough or out of ideas. False: proven to be infeasible."""
+        current = graph
+        for _ in range(ROUNDS):
+            dual = self.bounded(current)
+            if dual.impossible:
+                return self.best is not None and self.nothing_better()
+            if self.best is None and not self.find_any(dual):
+                return False
+            if self.best is None or self.best_cost == self.bound:
+                return True
+            smaller = self.promising(dual)
+            if smaller is None:
+                return self.nothing_better()
+            if residue_size(smaller) <= SETTLE_SIZE:
+                self.settle(smaller, whole=True)
+                return True
+            self.settle(self.pooled(dual), whole=False)
+            shrunk = 10 * _count(smaller) <= 9 * _count(current)
+            if self.close_enough() or not shrunk:
+                return True
+            current = smaller
+        return True
+
+    def bounded(self, graph: Graph) -> Dual:
+        """Runs the search over prices on `graph` and takes over what it finds."""
+        dual = Dual(graph, Arcs(graph))
+        known = None if self.best is None else graph.positions(self.best)
+        if known is not None:
+            dual.offer(known)
+        dual.close(min(self.gap, TIGHT_GAP), self.best_cost)
+        if dual.best is not None:
+            self.offer(graph.original(dual.best))
+        self.raise_bound(dual.proven(), dual.scaled.rational(dual.price))
+        self.progress(f"message passing: {self.standing()}")
+        return dual
+
+    def find_any(self, dual: Dual) -> bool:
+        """Looks for an assignment where decoding found none. False: proven that there is none."""
+        self.settle(self.pooled(dual), whole=False)
+        budget = dual.graph.budget
+        if self.best is None and budget is not None and self.find_small_memory() > budget:
+            return False
+        if self.best is None:
+            found = solve_residue(dual.graph, None, self.effort * TIME_PER_EFFORT, costed=False)
+            if found.choice is None:
+                return not found.settled
+            self.offer(dual.graph.original(found.choice))
+        return True
+
+    def find_small_memory(self) -> int:
+        """Looks for the assignment of least memory, and returns a lower bound on it in 64 KiB units."""
+        solution = solve(_memory_problem(self.problem), gap=0.0, effort=self.effort)
+        if solution.assignment is not None:
+            self.offer(solution.assignment)
+        self.progress(f"least memory: at least {solution.bound} units")
+        return solution.bound if solution.status is not Status.INFEASIBLE else LARGEST_TOTAL_MEMORY
+
+    def promising(self, dual: Dual) -> Graph | None:
+        """The graph of `dual` without states that its bound proves unable to beat the best; None if nothing can."""
+        threshold = self.rise_allowed(dual)
+        rises = excesses(dual.scaled, dual.messages, dual.scaled.priced(dual.price))
+        return self.shrink(dual.graph, [rise <= threshold for rise in rises])
+
+    def rise_allowed(self, dual: Dual) -> int:
+        """The largest (scaled) rise of the proven minimum that still leaves room for something better than the best."""
+        assert self.best_cost is not None
+        costs = dual.scaled.priced(dual.price)
+        minimum = proven_minimum(dual.scaled, dual.messages, costs)
+        return dual.scaled.room(minimum, dual.price, self.best_cost - 1)
+
+    def pooled(self, dual: Dual) -> Graph | None:
+        """The graph of `dual` with the states that were decoded, and as many of the next best as stay small."""
+        rises = excesses(dual.scaled, dual.messages, dual.scaled.priced(dual.price))
+        widest = max(int(rise.max()) for rise in rises) if self.best_cost is None else self.rise_allowed(dual)
+        arcs = Arcs(dual.graph)
+        chosen: Graph | None = None
+        for halvings in range(40, -1, -2):
+            masks = [pool | (rise <= widest >> halvings) for pool, rise in zip(dual.pool, rises, strict=True)]
+            live = arc_consistent(arcs, masks)
+            if live is None:
+                continue
+            graph = restrict(dual.graph, live)
+            if chosen is not None and residue_size(graph) > POOL_SIZE:
+                break
+            chosen = graph
+        return chosen
+
+    def settle(self, graph: Graph | None, whole: bool) -> None:
+        """Solves `graph` exactly within the effort. `whole`: it holds everything that could beat the best."""
+        if graph is None:
+            return
+        known = None if self.best is None else graph.positions(self.best)
+        found = solve_residue(graph, known, self.effort * TIME_PER_EFFORT)
+        if found.choice is not None:
+            self.offer(graph.original(found.choice))
+        if whole and found.settled:
+            self.nothing_better()
+        elif whole and found.bound is not None:
+            self.raise_bound(found.bound, self.multiplier)
+        self.progress(f"exact search in {_count(graph)} states: {self.standing()}")
+
+    def nothing_better(self) -> bool:
+        """Records that the best is optimal. True."""
+        assert self.best_cost is not None
+        self.bound = self.best_cost
+        return True
+
+    def standing(self) -> str:
+        """Best and bound in words."""
+        if self.best_cost is None:
+            return f"nothing that fits yet, at least {self.bound} ns"
+        return f"{self.best_cost} ns, at least {self.bound} ns"
+
+    def infeasible(self) -> Solution:
+        """The answer that no assignment exists."""
+        if self.best is not None:
+            raise RuntimeError("internal error: proved that nothing is feasible, holding a feasible assignment")
+        return Solution(Status.INFEASIBLE, None, None, 0, None, None, Fraction(0), self.min_memory)
+
+    def finish(self, whole: Graph) -> Solution:
+        """Moves ties to smaller states, then recounts everything from the Problem."""
+        bound = self.bound if self.bound is not None else 0
+        if self.best is None:
+            return Solution(Status.UNKNOWN, None, None, bound, None, None, self.multiplier, self.min_memory)
+        polish = Neighbourhood(whole, whole.tables, list(whole.costs), list(self.best))
+        polish.descend(whole.budget)
+        self.offer(polish.choice)
+        cost, memory = self.problem.cost(self.best), self.problem.memory(self.best)
+        if cost is None or cost < bound or not self.problem.feasible(self.best):
+            raise RuntimeError(f"internal error: cost {cost} ns, bound {bound} ns, memory {memory} units")
+        status = Status.OPTIMAL if cost == bound else Status.FEASIBLE
+        gap = (cost - bound) / max(abs(cost), 1)
+        return Solution(status, self.best, cost, bound, memory, gap, self.multiplier, None)
+
+
+def _count(graph: Graph) -> int:
+    """Number of states."""
+    return sum(len(costs) for costs in graph.costs)
+
+
+def _memory_problem(problem: Problem) -> Problem:
+    """Memory as the cost, no budget, and of the pairs only which are forbidden."""
+    barred = [bool((table >= FORBIDDEN).any()) for table in problem.tables]
+    return Problem(
+        variables=tuple(
+            Variable(each.name, np.where(each.costs >= FORBIDDEN, FORBIDDEN, each.memory), np.zeros_like(each.memory))
+            for each in problem.variables
+        ),
+        edges=tuple(Edge(edge.u, edge.v, edge.table) for edge in problem.edges if barred[edge.table]),
+        tables=tuple(np.where(table >= FORBIDDEN, FORBIDDEN, 0) for table in problem.tables),
+        budget=None,
+    )
