@@ -30,14 +30,14 @@ _VIEWS = frozenset({
     "unsqueeze", "squeeze", "select", "slice", "narrow", "split", "split_with_sizes", "chunk", "unbind", "as_strided",
     "diagonal", "unfold", "view_as_real", "view_as_complex", "real", "imag", "conj", "lift_fresh",
     "empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "sym_size", "sym_numel", "sym_stride",
-    "getitem",
+    "getitem", "hub",
 })
 
 # Ops that write an output and do not read the tensor they are given.
 _FILLS = frozenset({
     "full", "zeros", "ones", "arange", "scalar_tensor", "linspace", "eye", "rand", "randn", "randint", "randperm",
     "full_like", "zeros_like", "ones_like", "rand_like", "randn_like", "randint_like",
-    "new_full", "new_zeros", "new_ones", "fill", "fill_", "zero", "zero_",
+    "new_full", "new_zeros", "new_ones", "fill", "fill_", "zero", "zero_", "uniform", "normal",
 })
 
 # Position of the first factor among the tensor inputs; the flops are 2 * outputs * its last dim.
@@ -124,8 +124,8 @@ def work_of(
 
 
 def _base_name(op: str) -> str:
-    """"aten.transpose.int" -> "transpose"; a name without namespace is kept."""
-    parts = op.replace("::", ".").split(".")
+    """The middle of aten.transpose.int; a name without namespace is kept."""
+    parts = op.replace("::", ".").replace(":", ".").split(".")
     return parts[1] if len(parts) > 1 else parts[0]
 
 
