@@ -18,11 +18,14 @@ LAYERS = {
     "fxpar/rules": ("fxpar.plans", "torch", "sympy"),
     "runtime": ("fxpar.plans", "fxpar.rules", "torch"),
     "fxpar/cli": ("fxpar", *THIRD_PARTY),
+    "fxpar/__main__.py": ("fxpar.cli",),
     "fxpar": THIRD_PARTY,
 }
 
 # Private torch names, and the adapter files that may use them. A folder allows every file in it.
 PRIVATE_TORCH = {
+    # Names of ops in the public registry; many ops that a graph holds begin with an underscore.
+    "torch.ops.aten": ("fxpar", "runtime"),
     # The field's tree functions; torch offers them under no public name that also knows ModelOutput.
     "torch.utils._pytree": ("fxpar", "runtime"),
     # OpOverload, the type of every op in a graph, has no public name.
@@ -52,7 +55,7 @@ ALL = CODE + code_files("tests", "tools")
 
 
 def layer_of(file: str) -> str:
-    return next(layer for layer in LAYERS if file.startswith(layer + "/"))
+    return next(layer for layer in LAYERS if file == layer or file.startswith(layer + "/"))
 
 
 def inside(name: str, allowed: str) -> bool:

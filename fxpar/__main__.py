@@ -1,0 +1,7 @@
+"""`python -m fxpar`: the command line."""
+
+import sys
+
+from fxpar.cli.main import main
+
+sys.exit(main())

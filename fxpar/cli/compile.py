@@ -1,0 +1,146 @@
+"""`fxpar compile MODEL -o PLAN`: choose a plan and write it."""
+
+import argparse
+import json
+import os
+import tempfile
+from pathlib import Path
+
+from fxpar.cli import options as option
+from fxpar.cli.terminal import make_progress
+from fxpar.plans.errors import FxparError
+
+EXAMPLE = """
+fxpar compile model.py -o plan.msgpack --cluster 2x8:h100
+fxpar compile model.py -o plan.msgpack --cluster 1x4:a100-80 --mesh dp=2,tp=2 --memory 72GiB
+fxpar compile hf:llama/ -o plan.msgpack --task causal-lm --seq 4096 --batch 256 --precision bf16 --cluster 2x8:h100
+"""
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """The options of `fxpar compile`."""
+    parser = option.add_command(
+        subparsers, "compile", summary="choose how to run a model on a cluster and write the plan", example=EXAMPLE
+    )
+    option.add_model_options(parser)
+    parser.add_argument("-o", "--output", metavar="PLAN", required=True, help="the plan file to write")
+    group = parser.add_argument_group("cluster")
+    group.add_argument(
+        "--cluster", metavar="NODESxDEVICES:KIND|FILE.toml", help="the machines, such as 2x8:h100, or a file"
+    )
+    group.add_argument(
+        "--mesh",
+        type=option.mesh,
+        metavar="4|2x2|dp=2,tp=2",
+        help="axes of ranks; anonymous ones leave the solver free, dp splits only the batch, tp the weights",
+    )
+    group.add_argument(
+        "--memory", type=option.memory, metavar="72GiB", help="budget per device (default: what the cluster has)"
+    )
+    group = parser.add_argument_group("decisions")
+    group.add_argument(
+        "--precision",
+        choices=("fp32", "bf16"),
+        default="fp32",
+        help="compute dtype (fp32); parameters stay in the dtype they are built in",
+    )
+    group.add_argument("--microbatches", type=option.positive, metavar="M", help="parts of the batch in time (1)")
+    group.add_argument("--zero", type=int, choices=range(4), help="how much parameters and states are sharded")
+    group.add_argument("--recompute", choices=("auto", "on", "off"), help="recompute activations in backward (off)")
+    group.add_argument(
+        "--hint",
+        type=option.hint,
+        action="append",
+        default=[],
+        metavar="PATTERN=AXIS:PLACEMENT",
+        help="pin a placement, such as 'layers.*.fc.weight=tp:Shard(0)'; may be repeated, adds to hints of model.py",
+    )
+    group.add_argument("--outputs", type=option.names, default=("loss",), help="outputs to keep, with commas (loss)")
+    group = parser.add_argument_group("search")
+    group.add_argument(
+        "--gap", type=option.fraction, default=0.01, help="stop when proven within this fraction of the best (0.01)"
+    )
+    group.add_argument(
+        "--random-choices", type=int, metavar="SEED", help="any feasible plan instead of the best, for soundness tests"
+    )
+    parser.set_defaults(run=run, parser=parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Compile and write the plan; prints what `fxpar show` prints."""
+    if options.cluster is None and options.mesh is None:
+        options.parser.error("give --cluster, such as --cluster 2x8:h100, or --mesh, such as --mesh 2x2")
+    refused = {}
+    if options.microbatches not in (None, 1):
+        refused[f"--microbatches {options.microbatches}"] = "the batch runs in one part"
+    if options.zero is not None:
+        refused[f"--zero {options.zero}"] = "the solver decides how every parameter is stored"
+    if options.recompute not in (None, "off"):
+        refused[f"--recompute {options.recompute}"] = "every activation that backward needs is stored"
+    option.refuse_unsupported(refused)
+    check_writable(options.output)
+    source = option.model_source(options)
+
+    from fxpar.compile import compile_model
+    from fxpar.plans.codec import encode
+    from fxpar.show import plan_facts, plan_text
+
+    result = compile_model(
+        source,
+        cluster=options.cluster,
+        mesh=options.mesh,
+        memory=options.memory,
+        precision=options.precision,
+        hints=(*source.hints, *options.hint),
+        gap=options.gap,
+        random_choices=options.random_choices,
+        zero=options.zero,
+        recompute=options.recompute,
+        microbatches=options.microbatches,
+        outputs=options.outputs,
+        progress=make_progress(as_json=options.json),
+    )
+    write_file(options.output, encode(result.plan))
+    if options.json:
+        print(json.dumps({"plan": options.output, **plan_facts(result.plan)}))
+    else:
+        print(plan_text(result.plan))
+        print(f"wrote {options.output}")
+    return 0
+
+
+def check_writable(output: str) -> None:
+    """Refuse a place that cannot be written to before any long work."""
+    path = Path(output)
+    if path.is_dir():
+        raise FxparError(f"cannot write the plan to {output}", numbers="it is a folder", way_out="name a file in it")
+    if not path.absolute().parent.is_dir() or not os.access(path.absolute().parent, os.W_OK):
+        raise FxparError(
+            f"cannot write the plan to {output}",
+            numbers=f"{path.absolute().parent} is not a folder that can be written to",
+            way_out="make the folder, or name another with -o",
+        )
+
+
+def write_file(output: str, data: bytes) -> None:
+    """Write all or nothing: a reader never sees half a plan."""
+    path = Path(output).absolute()
+    try:
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name + ".", delete=False) as file:
+            try:
+                file.write(data)
+                file.close()
+                os.chmod(file.name, 0o666 & ~current_umask())
+                os.replace(file.name, path)
+            except BaseException:
+                os.unlink(file.name)
+                raise
+    except OSError as error:
+        raise FxparError(f"cannot write the plan to {output}", numbers=error.strerror or str(error)) from error
+
+
+def current_umask() -> int:
+    """The process's file mode mask (a temporary file is made private whatever it is)."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
