@@ -29,9 +29,11 @@ def package_folders() -> dict[str, str]:
     return found
 
 
-def tracked_files() -> list[str]:
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
-    return [file for file in listed.stdout.split("\0") if file]
+def source_files() -> list[str]:
+    """What git has or would take: no caches, no build results."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return sorted({file for file in listed.stdout.split("\0") if file and (ROOT / file).exists()})
 
 
 def test_map_links_and_folders_agree():
@@ -43,7 +45,7 @@ def test_map_links_and_folders_agree():
 
 
 def test_every_folder_of_modules_is_a_package():
-    folders = {str(Path(file).parent) for file in tracked_files() if file.endswith(".py")}
+    folders = {str(Path(file).parent) for file in source_files() if file.endswith(".py")}
     code = {folder for folder in folders if Path(folder).parts[:1] and Path(folder).parts[0] in ("fxpar", *LINKED)}
     assert code <= set(package_folders().values())
 
@@ -80,14 +82,13 @@ def test_the_installed_package_is_this_checkout(tmp_path: Path):
 def test_wheel_and_sdist_hold_every_module_once(tmp_path: Path):
     """Build as an installer does: the sdist from the checkout, the wheel from the sdist, which has no links."""
     checkout = tmp_path / "checkout"
-    for file in tracked_files():
-        if (ROOT / file).is_symlink() or (ROOT / file).is_file():
-            target = checkout / file
-            target.parent.mkdir(parents=True, exist_ok=True)
-            if (ROOT / file).is_symlink():
-                target.symlink_to((ROOT / file).readlink())
-            else:
-                target.write_bytes((ROOT / file).read_bytes())
+    for file in source_files():
+        target = checkout / file
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if (ROOT / file).is_symlink():
+            target.symlink_to((ROOT / file).readlink())
+        elif (ROOT / file).is_file():
+            target.write_bytes((ROOT / file).read_bytes())
 
     build = "from setuptools import build_meta as b; print(b.build_{}({!r}))"
     done = python(build.format("sdist", str(tmp_path)), checkout)
@@ -101,8 +102,8 @@ def test_wheel_and_sdist_hold_every_module_once(tmp_path: Path):
 
     want = sorted(
         (file if file.startswith("fxpar/") else f"fxpar/{file}")
-        for file in tracked_files()
-        if file.endswith(".py") and file.split("/")[0] in ("fxpar", *LINKED) and (ROOT / file).is_file()
+        for file in source_files()
+        if file.endswith(".py") and file.split("/")[0] in ("fxpar", *LINKED)
     )
     with zipfile.ZipFile(tmp_path / done.stdout.split()[-1]) as wheel:
         names = wheel.namelist()
