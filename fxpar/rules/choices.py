@@ -13,6 +13,8 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
+import torch
+
 from fxpar.plans.layout import (
     PARTIAL_SUM,
     REPLICATE,
@@ -26,7 +28,7 @@ from fxpar.plans.layout import (
 )
 from fxpar.plans.mesh import Mesh
 from fxpar.plans.program import Node, Program, node_inputs
-from fxpar.rules.factor_rule import Call, Factors, Group, Slot, call_of
+from fxpar.rules.factor_rule import Call, Factors, Group, Linear, Slot, call_of
 from fxpar.rules.registry import rule_for
 
 Position = tuple[int, int]
@@ -76,7 +78,20 @@ def site_of(node: Node, program: Program) -> Site:
 def call_factors(call: Call) -> Factors:
     """The rule's groups for a call; no groups for an op that has only the default rule."""
     declared = rule_for(call.op)
-    return declared.factors(call) if declared is not None else Factors()
+    if declared is None:
+        return Factors()
+    factors = declared.factors(call)
+    return Factors(factors.groups, tuple(entry for entry in factors.linear if keeps_sums(call, entry)))
+
+
+def keeps_sums(call: Call, linear: Linear) -> bool:
+    """True when pending sums lose nothing: floating values that no output holds in a narrower dtype."""
+    given = [getattr(torch, call.inputs[o].dtype) for o in linear.inputs]
+    made = [getattr(torch, out.dtype) for o in linear.outputs if (out := call.outputs[o]) is not None]
+    if not all(dtype.is_floating_point or dtype.is_complex for dtype in (*given, *made)):
+        return False
+    real_widths = [(d.itemsize // 2 if d.is_complex else d.itemsize) for d in given]
+    return all((d.itemsize // 2 if d.is_complex else d.itemsize) >= max(real_widths, default=0) for d in made)
 
 
 def slot_intervals(slot: Slot, size: int, dims: Dims) -> dict[tuple[int, int], Position]:
@@ -86,7 +101,8 @@ def slot_intervals(slot: Slot, size: int, dims: Dims) -> dict[tuple[int, int], P
     for dim in slot.dims:
         for index, atom in enumerate(dims[dim]):
             low, high = prefix, prefix * atom
-            if low % slot.lead == 0 and high // slot.lead <= size and low >= slot.lead:
+            # the atom must nest in the region: its stride and its end are whole there
+            if low % slot.lead == 0 and size % max(high // slot.lead, 1) == 0 and low >= slot.lead:
                 found[(low // slot.lead, high // slot.lead)] = (dim, index)
             prefix = high
     return found

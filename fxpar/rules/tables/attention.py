@@ -1,0 +1,97 @@
+"""Attention kept as one op: ``q [b,h,q,e], k [b,g,k,e], v [b,g,k,v], mask [b|1,h|1,q,k] -> out [b,h,q,v], lse [b,h,q]``.
+
+Batch and heads are loops. With grouped heads ``h = (g rep)``: ``g`` is a loop of all, ``rep`` one of the queries alone
+(splitting it makes the gradients of k and v pending sums). ``v`` is a loop of the values and the output. ``q``, ``k``
+and ``e`` stay whole: keys meet in the softmax, ``e`` is contracted before it, causal masks count positions of ``q``.
+"""
+
+from __future__ import annotations
+
+from fxpar.plans.program import Arg
+from fxpar.rules.factor_rule import Block, Call, Factors, Group, Slot
+from fxpar.rules.groups import Region, loop, passes
+from fxpar.rules.ops import attention as attention_ops  # noqa: F401  registers the ops
+from fxpar.rules.registry import rule
+from fxpar.rules.tables.random import geometry
+
+
+def head_parts(call: Call, q: int, k: int) -> tuple[int, int]:
+    """(shared key heads, query heads per key head)."""
+    heads, shared = call.shape(q)[1], call.shape(k)[1]
+    return shared, heads // shared
+
+
+def attention(call: Call) -> Factors:
+    q, k, v = (_operand(call, name) for name in ("q", "k", "v"))
+    mask = call.operand("mask")
+    shared, rep = head_parts(call, q, k)
+    groups: tuple[Group, ...] = ()
+    groups += loop(call, call.shape(q)[0], {q: 0, k: 0, v: 0, **_mask(call, mask, 0, 0)}, {0: 0, 1: 0})
+    outer, inner = Slot((1,), 1, rep), Slot((1,), shared, 1)
+    groups += loop(call, shared, {q: outer, k: 1, v: 1, **_mask(call, mask, 1, outer)}, {0: outer, 1: outer})
+    groups += loop(call, rep, {q: inner, **_mask(call, mask, 1, inner)}, {0: inner, 1: inner})
+    # the lse does not read v: it is the same on every rank
+    groups += loop(call, call.shape(v)[3], {v: 3}, {0: 3})
+    return Factors(groups, passes(call, "2>0"))
+
+
+def _operand(call: Call, name: str) -> int:
+    operand = call.operand(name)
+    if operand is None:
+        raise ValueError(f"{call.op} without {name}")
+    return operand
+
+
+def _mask(call: Call, mask: int | None, dim: int, region: Region) -> dict[int, Region]:
+    """The region of the mask; a mask of fewer dims or of size 1 there is shared."""
+    if mask is None:
+        return {}
+    shape = call.shape(mask)
+    place = dim - 4 + len(shape)
+    if place < 0 or shape[place] == 1:
+        return {}
+    return {mask: Slot((place,), region.lead, region.trail) if isinstance(region, Slot) else place}
+
+
+def attention_backward(call: Call) -> Factors:
+    """``grad, q, k, v, mask, out, lse -> dq, dk, dv, dmask``; linear in the gradient."""
+    grad, q, k, v, out, lse = (_operand(call, name) for name in ("grad", "q", "k", "v", "out", "lse"))
+    mask = call.operand("mask")
+    shared, rep = head_parts(call, q, k)
+    has_dmask = mask is not None and len(call.outputs) > 3 and call.outputs[3] is not None
+    groups: tuple[Group, ...] = ()
+
+    def mask_parts(dim: int, region: Region) -> tuple[dict[int, Region], dict[int, Region], dict[int, str]]:
+        carried = _mask(call, mask, dim, region)
+        if not has_dmask:
+            return carried, {}, {}
+        return carried, {3: r for r in carried.values()}, {} if carried else {3: "sum"}
+
+    m_in, m_out, m_sum = mask_parts(0, 0)
+    groups += loop(
+        call, call.shape(q)[0], {**dict.fromkeys((grad, q, k, v, out, lse), 0), **m_in}, {0: 0, 1: 0, 2: 0, **m_out},
+        contract=m_sum,
+    )  # fmt: skip
+    outer, inner = Slot((1,), 1, rep), Slot((1,), shared, 1)
+    m_in, m_out, m_sum = mask_parts(1, outer)
+    groups += loop(
+        call, shared, {**dict.fromkeys((grad, q, out, lse), outer), k: 1, v: 1, **m_in}, {0: outer, 1: 1, 2: 1, **m_out},
+        contract=m_sum,
+    )  # fmt: skip
+    m_in, m_out, m_sum = mask_parts(1, inner)
+    groups += loop(
+        call, rep, {**dict.fromkeys((grad, q, out, lse), inner), **m_in}, {0: inner, **m_out},
+        contract={1: "sum", 2: "sum", **m_sum},
+    )  # fmt: skip
+    return Factors(groups, passes(call, "0"))
+
+
+def local_attention(call: Call, block: Block) -> tuple[str, tuple[Arg, ...]]:
+    """Dropout draws by the place in the global [b, h, q, k] scores."""
+    q, k = _operand(call, "q"), _operand(call, "k")
+    rows = (*block.inputs[q][:3], block.inputs[k][2])
+    return call.op, call.with_args(geometry=geometry(rows)) if call.arg("dropout_p") else call.args
+
+
+rule("fxpar::attention", attention, localise=local_attention, random=True)
+rule("fxpar::attention_backward", attention_backward, localise=local_attention, random=True)
