@@ -1,0 +1,1 @@
+"""Capture: a PyTorch training step as one program of plain data."""
