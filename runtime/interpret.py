@@ -1,0 +1,112 @@
+"""A reference interpreter: run a whole program on one device, op by op."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import fxpar.rules.ops  # noqa: F401  (registers fxpar::...)
+from fxpar.plans.program import Arg, Constant, Dtype, Program, Ref, refs
+
+# A program keeps no strides, so a view may meet a tensor it cannot alias.
+_STRIDE_FREE = {"aten.view.default": "aten.reshape.default", "aten._unsafe_view.default": "aten.reshape.default"}
+
+
+@lru_cache(maxsize=None)
+def operator_of(op: str) -> Any:
+    """The torch op of ``"namespace.name.overload"``.
+
+    Raises:
+        AttributeError: this torch has no such op.
+    """
+    namespace, name, overload = _STRIDE_FREE.get(op, op).split(".")
+    return getattr(getattr(getattr(torch.ops, namespace), name), overload)
+
+
+@lru_cache(maxsize=None)
+def device_argument(op: str) -> int | None:
+    """Position of the op's ``device`` argument."""
+    names = [argument.name for argument in operator_of(op)._schema.arguments]
+    return names.index("device") if "device" in names else None
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    return getattr(torch, name)
+
+
+def concrete(arg: Arg, values: Mapping[int, Any]) -> Any:
+    """An argument as torch takes it."""
+    if isinstance(arg, Ref):
+        return values[arg.id]
+    if isinstance(arg, Dtype):
+        return torch_dtype(arg.name)
+    if isinstance(arg, tuple):
+        return [concrete(item, values) for item in arg]
+    return arg
+
+
+def call(op: str, args: list[Any], device: torch.device | None) -> Any:
+    """Run one op on arguments in schema order; a device argument becomes ``device``."""
+    function = operator_of(op)
+    schema = function._schema.arguments
+    position = device_argument(op)
+    if position is not None and args[position] is None:
+        args[position] = device
+    positional = [arg for arg, argument in zip(args, schema, strict=True) if not argument.kwarg_only]
+    named = {
+        argument.name: arg
+        for arg, argument in zip(args, schema, strict=True)
+        if argument.kwarg_only and arg is not None
+    }
+    return function(*positional, **named)
+
+
+def constant_tensor(constant: Constant, device: torch.device | None = None) -> Tensor:
+    """The baked tensor."""
+    dtype = torch_dtype(constant.type.dtype)
+    if not constant.data:
+        return torch.empty(constant.type.shape, dtype=dtype, device=device)
+    return torch.frombuffer(bytearray(constant.data), dtype=dtype).reshape(constant.type.shape).to(device)
+
+
+def run_global(program: Program, values: Mapping[int, Tensor], device: torch.device | None = None) -> list[Tensor]:
+    """Run the program on whole tensors.
+
+    Args:
+        program: with global shapes, as captured.
+        values: a tensor for every input value that is not a constant (tangent and seed included); not written to.
+        device: where tensors that an op creates live.
+
+    Returns:
+        One tensor per ``program.outputs``.
+
+    Raises:
+        KeyError: an input value that a node reads is missing.
+    """
+    known: dict[int, Any] = dict(values)
+    for entry in program.inputs:
+        if entry.kind == "constant":
+            known[entry.value] = constant_tensor(program.constants[int(entry.name)], device)
+    last_use: dict[int, int] = {}
+    for index, node in enumerate(program.nodes):
+        for arg in node.args:
+            for value in refs(arg):
+                last_use[value] = index
+    kept = {output.value for output in program.outputs}
+    with torch.no_grad():
+        for index, node in enumerate(program.nodes):
+            result = call(node.op, [concrete(arg, known) for arg in node.args], device)
+            results = result if isinstance(result, tuple | list) else (result,)
+            for value, tensor in zip(node.outputs, results, strict=True):
+                if value >= 0:
+                    known[value] = tensor
+            for arg in node.args:
+                for value in refs(arg):
+                    if last_use[value] == index and value not in kept:
+                        known.pop(value, None)
+    return [known[output.value] for output in program.outputs]
+

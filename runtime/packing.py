@@ -1,0 +1,105 @@
+"""Between local tensors and the flat buffers that a collective library moves.
+
+``pack`` lays a step's tensors into one buffer, the library moves buffers of equal size (padded to the longest piece;
+an all-to-all takes a size per peer), ``unpack`` trims and gives the results. The virtual mesh and the real groups
+share both.
+
+    all_gather      [outer, r, inner]  ->  n x [outer, longest, inner]      ->  [outer, sum of r, inner]
+    reduce_scatter  [outer, N, inner]  ->  n x [outer, longest, inner]      ->  [outer, r, inner]
+    all_to_all      [outer, r, middle, N, inner]  ->  one block per peer    ->  [outer, R, middle, n, inner]
+    all_reduce      any shapes         ->  one row of all elements          ->  the same shapes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import torch
+
+from fxpar.runtime.local import Cut, Swap
+
+Shape = tuple[int, ...]
+
+
+def pack_gather(tensor: torch.Tensor, cut: Cut, me: int) -> torch.Tensor:
+    """This rank's piece, padded to the longest: ``[outer, longest, inner]``."""
+    piece = tensor.reshape(cut.outer, cut.lengths[me], cut.inner)
+    longest = max(cut.lengths)
+    if cut.lengths[me] == longest:
+        return piece.contiguous()
+    padded = piece.new_zeros(cut.outer, longest, cut.inner)
+    padded[:, : cut.lengths[me]] = piece
+    return padded
+
+
+def unpack_gather(buffer: torch.Tensor, cut: Cut, shape: Shape) -> torch.Tensor:
+    """The whole from all ranks' padded pieces."""
+    longest, peers = max(cut.lengths), len(cut.lengths)
+    pieces = buffer.view(peers, cut.outer, longest, cut.inner)
+    if cut.outer == 1 and all(n == longest for n in cut.lengths):
+        return pieces.view(shape)
+    return torch.cat([pieces[i][:, :n] for i, n in enumerate(cut.lengths)], dim=1).view(shape)
+
+
+def pack_scatter(tensor: torch.Tensor, cut: Cut) -> torch.Tensor:
+    """One padded piece per peer: ``[peers * outer, longest, inner]``."""
+    longest, peers = max(cut.lengths), len(cut.lengths)
+    whole = tensor.reshape(cut.outer, sum(cut.lengths), cut.inner)
+    if cut.outer == 1 and all(n == longest for n in cut.lengths):
+        return whole.reshape(peers, longest, cut.inner).contiguous()
+    buffer = whole.new_zeros(peers, cut.outer, longest, cut.inner)
+    for i, piece in enumerate(whole.split(list(cut.lengths), dim=1)):
+        buffer[i, :, : cut.lengths[i]] = piece
+    return buffer.view(peers * cut.outer, longest, cut.inner)
+
+
+def unpack_scatter(buffer: torch.Tensor, cut: Cut, me: int, shape: Shape) -> torch.Tensor:
+    """This rank's reduced piece without its padding."""
+    return buffer.view(cut.outer, max(cut.lengths), cut.inner)[:, : cut.lengths[me]].reshape(shape)
+
+
+def exchange_sizes(swap: Swap, me: int) -> tuple[list[int], list[int]]:
+    """(elements to every peer, elements from every peer) of an all-to-all."""
+    rest = swap.outer * swap.middle * swap.inner
+    return [rest * swap.joined[me] * n for n in swap.cut], [rest * n * swap.cut[me] for n in swap.joined]
+
+
+def pack_exchange(tensor: torch.Tensor, swap: Swap, me: int) -> torch.Tensor:
+    """One row: for every peer the part of this rank's piece that falls into the peer's cut."""
+    mine, whole = swap.joined[me], sum(swap.cut)
+    first, second = (mine, whole) if swap.joined_first else (whole, mine)
+    view = tensor.reshape(swap.outer, first, swap.middle, second, swap.inner)
+    parts = view.split(list(swap.cut), dim=3 if swap.joined_first else 1)
+    return torch.cat([part.reshape(-1) for part in parts])
+
+
+def unpack_exchange(buffer: torch.Tensor, swap: Swap, me: int, shape: Shape) -> torch.Tensor:
+    """The joined region from all peers, restricted to this rank's cut."""
+    _, sizes = exchange_sizes(swap, me)
+    blocks = []
+    for length, flat in zip(swap.joined, buffer.split(sizes), strict=True):
+        first, second = (length, swap.cut[me]) if swap.joined_first else (swap.cut[me], length)
+        blocks.append(flat.view(swap.outer, first, swap.middle, second, swap.inner))
+    return torch.cat(blocks, dim=1 if swap.joined_first else 3).view(shape)
+
+
+def pack_row(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """All elements of all tensors in one row (a single tensor as it is)."""
+    return tensors[0].contiguous() if len(tensors) == 1 else torch.cat([t.reshape(-1) for t in tensors])
+
+
+def unpack_row(buffer: torch.Tensor, shapes: Sequence[Shape]) -> list[torch.Tensor]:
+    """Inverse of ``pack_row``; the results of a bucket are views of the one row."""
+    if len(shapes) == 1:
+        return [buffer.view(shapes[0])]
+    rows = buffer.split([prod(shape) for shape in shapes])
+    return [row.view(shape) for row, shape in zip(rows, shapes, strict=True)]
+
+
+def local_slice(tensor: torch.Tensor, outer: int, start: int, length: int, inner: int, shape: Shape) -> torch.Tensor:
+    """Elements ``[start, start + length)`` of the middle of ``[outer, size, inner]``, as a tensor of ``shape``."""
+    if not prod(shape):
+        return tensor.new_empty(shape)
+    size = tensor.numel() // (outer * inner)
+    return tensor.reshape(outer, size, inner)[:, start : start + length].reshape(shape)

@@ -1,0 +1,106 @@
+"""What every local program must obey, checked between passes, and the hash that shows two ranks agree.
+
+``check(local)`` raises :class:`IllegalProgram` with every violation; a violation is a defect of a pass or a damaged
+plan, never something the user's model did.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from math import prod
+
+from fxpar.plans.errors import FxparError
+from fxpar.plans.program import refs
+from fxpar.runtime.local import AnyStep, CollectiveStep, Cut, LocalProgram, LocalStep, OpStep, Swap, collectives
+
+
+class IllegalProgram(FxparError):
+    """A local program breaks its rules; ``numbers`` holds every violation."""
+
+
+def check(local: LocalProgram) -> LocalProgram:
+    """``local`` itself when it is legal.
+
+    Checked: every value is defined once and before it is read, no forward step reads what backward defines, args name
+    only the step's operands, and the shapes before and after every collective and local step fit its geometry.
+
+    Raises:
+        IllegalProgram: with all violations.
+    """
+    found: list[str] = []
+    defined: dict[int, str] = {v: "forward" for v in local.inputs}
+    for index, step in enumerate(local.steps):
+        for value in step.reads:
+            if value not in defined:
+                found.append(f"step {index} reads value {value} before it is defined")
+            elif step.phase == "forward" and defined[value] == "backward":
+                found.append(f"step {index} of forward reads value {value} of backward")
+        if isinstance(step, OpStep):
+            strangers = {v for arg in step.args for v in refs(arg)} - set(step.operands)
+            if strangers:
+                found.append(f"step {index} ({step.op}) uses values {sorted(strangers)} that are not its operands")
+        else:
+            found += [f"step {index} ({step.kind}): {text}" for text in _shapes(step, local)]
+        for value in step.writes:
+            if value in defined:
+                found.append(f"step {index} defines value {value} again")
+            defined[value] = step.phase
+    found += [f"output {i} is value {v}, which no step defines" for i, v in enumerate(local.outputs) if v not in defined]
+    if found:
+        raise IllegalProgram(f"the local program of rank {local.coords} is not legal", numbers=found)
+    return local
+
+
+def _shapes(step: CollectiveStep | LocalStep, local: LocalProgram) -> list[str]:
+    def size(value: int) -> int:
+        return prod(local.types[value].shape)
+
+    if isinstance(step, LocalStep):
+        if step.kind == "slice":
+            want = step.outer * step.length * step.inner
+            return [] if size(step.output) == want else [f"keeps {want} elements for a result of {size(step.output)}"]
+        same = local.types[step.value] == local.types[step.output]
+        return [] if same else ["changes the shape"]
+    found = []
+    if any(local.types[v].dtype != step.dtype for v in (*step.values, *step.outputs)):
+        found.append(f"a value is not {step.dtype}")
+    if step.kind != "all_reduce" and (len(step.values), len(step.outputs)) != (1, 1):
+        found.append("joins several values")
+    me, before, after = local.coords[step.axis], step.values[0], step.outputs[0]
+    match step.geometry:
+        case Cut(outer, lengths, inner):
+            whole, piece = (after, before) if step.kind == "all_gather" else (before, after)
+            if size(whole) != outer * sum(lengths) * inner or size(piece) != outer * lengths[me] * inner:
+                found.append(f"[{outer}, {lengths}, {inner}] does not fit {size(whole)} and {size(piece)} elements")
+        case Swap() as swap:
+            rest = swap.outer * swap.middle * swap.inner
+            if size(before) != rest * swap.joined[me] * sum(swap.cut):
+                found.append(f"{swap} does not fit {size(before)} elements before")
+            if size(after) != rest * sum(swap.joined) * swap.cut[me]:
+                found.append(f"{swap} does not fit {size(after)} elements after")
+        case None:
+            if any(local.types[a] != local.types[b] for a, b in zip(step.values, step.outputs, strict=True)):
+                found.append("changes a shape")
+    return found
+
+
+def collective_signature(local: LocalProgram) -> str:
+    """Hash of the sequence of collectives (kind, axis, reduction, dtype, size, phase): equal on all ranks, or the
+    ranks would wait for each other forever."""
+    text = "\n".join(
+        f"{c.phase} {c.kind} {c.axis} {c.reduce} {c.dtype} {len(c.values)} {c.elements}" for c in collectives(local)
+    )
+    return hashlib.sha256(f"{local.mesh}\n{text}".encode()).hexdigest()
+
+
+def structure(local: LocalProgram) -> tuple[tuple[object, ...], ...]:
+    """What of every step must not depend on the rank (args and lengths may)."""
+
+    def row(step: AnyStep) -> tuple[object, ...]:
+        if isinstance(step, OpStep):
+            return (step.node, step.phase, step.operands, step.outputs, step.recomputed)
+        if isinstance(step, LocalStep):
+            return (step.kind, step.axis, step.phase, step.value, step.output)
+        return (step.kind, step.axis, step.reduce, step.values, step.outputs, step.elements, step.dtype, step.phase)
+
+    return tuple(row(step) for step in local.steps)

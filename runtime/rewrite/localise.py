@@ -1,0 +1,229 @@
+"""Program + decisions + a rank's coordinates -> the rank's local program.
+
+Every node becomes its local call; wherever a value is needed in another layout than it has, the chain of
+:func:`fxpar.plans.reshard.reshard_steps` is inserted, once per (value, layout, phase):
+
+    mm(x: [S(0)], w: [S(0)])   ->   w1 = all_gather(w); y = mm(x, w1)
+
+A node of ``fxpar.hub.default`` only names a layout: its operand's reshard, no op. Nodes in ``Decisions.recompute`` run
+again in backward, right before their first use there.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from fxpar.plans.errors import PlanFileError
+from fxpar.plans.layout import REPLICATE, Dims, Layout, Shard, largest_shape, layout_text, local_shape
+from fxpar.plans.mesh import Mesh
+from fxpar.plans.plan import Decisions
+from fxpar.plans.program import Node, Program, TensorType, node_inputs
+from fxpar.plans.reshard import COLLECTIVES, Step, reshard_steps
+from fxpar.rules.choices import JointChoice, Site, choice_by_names, site_of
+from fxpar.rules.factor_rule import rebind
+from fxpar.rules.localise import local_call
+from fxpar.runtime.local import AnyStep, CollectiveStep, Cut, LocalProgram, LocalStep, OpStep, Phase, Swap
+from fxpar.runtime.rewrite.geometry import all_to_all_swap, gather_cut, same_pieces, scatter_cut
+
+HUB = "fxpar.hub.default"
+
+
+def localise(program: Program, decisions: Decisions, coords: tuple[int, ...]) -> LocalProgram:
+    """The local program of the rank at ``coords``.
+
+    Raises:
+        PlanFileError: a choice names what the op's rule does not offer, a layout does not fit, or counts differ.
+    """
+    _check_counts(program, decisions)
+    return _Localiser(program, decisions, coords).run()
+
+
+@lru_cache(maxsize=100_000)
+def _joint(site: Site, names: tuple[str, ...], mesh: Mesh) -> JointChoice | None:
+    return choice_by_names(site, names, mesh)
+
+
+def _check_counts(program: Program, decisions: Decisions) -> None:
+    for what, have, want in (
+        ("choices", len(decisions.choices), len(program.nodes)),
+        ("input layouts", len(decisions.inputs), len(program.inputs)),
+        ("output layouts", len(decisions.outputs), len(program.outputs)),
+        ("logical dims", len(program.dims), len(program.types)),
+    ):
+        if have != want:
+            raise PlanFileError(f"the plan has {have} {what} for {want} of its program")
+
+
+class _Localiser:
+    """Builds one rank's steps; used once."""
+
+    def __init__(self, program: Program, decisions: Decisions, coords: tuple[int, ...]) -> None:
+        self.program, self.mesh, self.coords = program, decisions.mesh, coords
+        self.decisions = decisions
+        self.types: list[TensorType] = []
+        self.origins: list[tuple[int, Layout]] = []
+        self.steps: list[AnyStep] = []
+        self.produced: dict[int, tuple[Layout, int]] = {}
+        self.recomputed: dict[int, tuple[Layout, int]] = {}
+        self.resharded: dict[tuple[int, Layout, Phase], int] = {}
+        self.again = frozenset(decisions.recompute)
+        self.producer = {v: i for i, node in enumerate(program.nodes) for v in node.outputs if v >= 0}
+
+    def run(self) -> LocalProgram:
+        inputs = []
+        for entry, layout in zip(self.program.inputs, self.decisions.inputs, strict=True):
+            local = self.define(entry.value, layout)
+            self.produced[entry.value] = (layout, local)
+            inputs.append(local)
+        leaving: dict[int, list[int]] = {}
+        for index, output in enumerate(self.program.outputs):
+            leaving.setdefault(self.producer.get(output.value, -1), []).append(index)
+        outputs = [-1] * len(self.program.outputs)
+        for index in (-1, *range(len(self.program.nodes))):
+            if index >= 0:
+                self.node(index, self.program.nodes[index].phase, self.produced)
+            # a result leaves as soon as it is there: a gradient's reduction overlaps with what follows
+            for position in leaving.get(index, ()):
+                outputs[position] = self.leave(position)
+        return LocalProgram(
+            self.mesh, self.coords, tuple(self.types), tuple(self.origins), tuple(inputs), tuple(self.steps),
+            tuple(outputs),
+        )
+
+    def leave(self, position: int) -> int:
+        output = self.program.outputs[position]
+        producer = self.producer.get(output.value)
+        backward = output.kind == "gradient" or (
+            producer is not None and self.program.nodes[producer].phase == "backward"
+        )
+        layout, local = self.produced[output.value]
+        return self.reshard(
+            output.value, local, layout, self.decisions.outputs[position], "backward" if backward else "forward"
+        )
+
+    def define(self, value: int, layout: Layout) -> int:
+        """A new local value that stands for ``value`` in ``layout``."""
+        global_type, dims = self.program.types[value], self.program.dims[value]
+        self.types.append(TensorType(local_shape(dims, layout, self.mesh, self.coords), global_type.dtype))
+        self.origins.append((value, layout))
+        return len(self.types) - 1
+
+    def node(self, index: int, phase: Phase, into: dict[int, tuple[Layout, int]]) -> None:
+        """Emit the node; its results are entered in ``into``."""
+        node = self.program.nodes[index]
+        site = site_of(node, self.program)
+        choice = _joint(site, self.decisions.choices[index], self.mesh)
+        if choice is None:
+            raise PlanFileError(
+                f"the plan's choice {self.decisions.choices[index]} is not one that {node.op} offers",
+                where=_place(index, node),
+            )
+        repeated = into is self.recomputed
+        operands = tuple(
+            self.use(value, layout, phase, again=repeated and node.op != HUB)
+            for value, layout in zip(node_inputs(node), choice.inputs, strict=True)
+        )
+        if node.op == HUB:
+            into[node.outputs[0]] = (choice.outputs[0], operands[0])
+            return
+        outputs = tuple(
+            -1 if v < 0 else self.define(v, layout) for v, layout in zip(node.outputs, choice.outputs, strict=True)
+        )
+        op, args = local_call(site, choice, self.mesh, self.coords)
+        self.steps.append(OpStep(op, rebind(args, operands), operands, outputs, index, phase, repeated))
+        for value, layout, local in zip(node.outputs, choice.outputs, outputs, strict=True):
+            if value >= 0:
+                into[value] = (layout, local)
+
+    def use(self, value: int, layout: Layout, phase: Phase, again: bool = False) -> int:
+        """The local value of ``value`` in ``layout`` for a step of ``phase``.
+
+        ``again``: the reader is a recomputed node. It does not repeat a collective of forward (except the gathering
+        of a program input): the resharded value is kept instead.
+        """
+        produced = self.produced.get(value)
+        producer = self.producer.get(value)
+        if phase == "backward" and producer in self.again:
+            if value not in self.recomputed:
+                self.node(producer, "backward", self.recomputed)  # type: ignore[arg-type]
+            produced = self.recomputed[value]
+        if produced is None:
+            raise PlanFileError(f"value {value} is used before it is made", where="the plan's program")
+        have, local = produced
+        kept = self.resharded.get((value, layout, "forward"))
+        if again and kept is not None and producer is not None and producer not in self.again:
+            steps = reshard_steps(have, layout, self.program.dims[value], self.mesh)
+            if any(step.kind in COLLECTIVES for step in steps):
+                return kept
+        return self.reshard(value, local, have, layout, phase)
+
+    def reshard(self, value: int, local: int, have: Layout, want: Layout, phase: Phase) -> int:
+        """``local`` (``value`` in layout ``have``) in layout ``want``; the chain is emitted once per phase."""
+        if have == want:
+            return local
+        key = (value, want, phase)
+        if key not in self.resharded:
+            try:
+                chain = reshard_steps(have, want, self.program.dims[value], self.mesh)
+            except ValueError as error:
+                raise PlanFileError(
+                    f"value {value} cannot go from {layout_text(have)} to {layout_text(want)}", numbers=str(error)
+                ) from error
+            for step in chain:
+                local = self.step(step, value, local, phase)
+            self.resharded[key] = local
+        return self.resharded[key]
+
+    def step(self, step: Step, value: int, local: int, phase: Phase) -> int:
+        """Emit one reshard step."""
+        dims, axis = self.program.dims[value], step.axis
+        old, new = step.before[axis], step.after[axis]
+        if isinstance(old, Shard) and isinstance(new, Shard) and old.overlaps(new):
+            if same_pieces(step, dims, self.mesh):
+                return local
+            whole = (*step.before[:axis], REPLICATE, *step.before[axis + 1 :])
+            local = self.step(Step("all_gather", axis, step.before, whole), value, local, phase)
+            return self.step(Step("slice", axis, whole, step.after), value, local, phase)
+        output = self.define(value, step.after)
+        if step.kind == "slice":
+            cut = scatter_cut(step, dims, self.mesh, self.coords)
+            me = self.coords[axis]
+            self.steps.append(
+                LocalStep("slice", axis, local, output, phase, cut.outer, sum(cut.lengths[:me]), cut.lengths[me], cut.inner)
+            )
+        elif step.kind == "to_partial":
+            keep = self.coords[axis] == 0 or step.reduce in ("max", "min")
+            self.steps.append(LocalStep("to_partial", axis, local, output, phase, keep=keep))
+        else:
+            geometry: Cut | Swap | None = None
+            if step.kind == "all_gather":
+                geometry = gather_cut(step, dims, self.mesh, self.coords)
+            elif step.kind == "reduce_scatter":
+                geometry = scatter_cut(step, dims, self.mesh, self.coords)
+            elif step.kind == "all_to_all":
+                geometry = all_to_all_swap(step, dims, self.mesh, self.coords)
+            self.steps.append(
+                CollectiveStep(
+                    step.kind, axis, step.reduce, (local,), (output,), geometry,
+                    largest_elements(step, dims, self.mesh), self.types[local].dtype, phase,
+                )
+            )
+        return output
+
+
+def largest_elements(step: Step, dims: Dims, mesh: Mesh) -> int:
+    """Elements of the full tensor of a step on the rank that holds most."""
+    sizes = []
+    for layout in (step.before, step.after):
+        count = 1
+        for n in largest_shape(dims, layout, mesh):
+            count *= n
+        sizes.append(count)
+    return max(sizes)
+
+
+def _place(index: int, node: Node) -> str:
+    where = f"node {index}"
+    if node.module:
+        where += f", module {node.module}"
+    return f"{where}, {node.source}" if node.source else where

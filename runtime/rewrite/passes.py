@@ -1,0 +1,29 @@
+"""The rewrite: every pass in order, legality checked after each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fxpar.plans.plan import Decisions
+from fxpar.plans.program import Program
+from fxpar.runtime.local import LocalProgram
+from fxpar.runtime.rewrite.bucket import bucket_all_reduces
+from fxpar.runtime.rewrite.dead import remove_dead_steps
+from fxpar.runtime.rewrite.legality import check
+from fxpar.runtime.rewrite.localise import localise
+
+PASSES: tuple[Callable[[LocalProgram], LocalProgram], ...] = (remove_dead_steps, bucket_all_reduces)
+
+
+def rewrite(program: Program, decisions: Decisions, coords: tuple[int, ...]) -> LocalProgram:
+    """What the rank at ``coords`` runs, forward and backward in one list (see ``partition`` for the cut).
+
+    Simulate, verify and the runtime all use this one function: the program that is priced is the one that runs.
+
+    Raises:
+        PlanFileError: the decisions do not fit the program.
+    """
+    local = check(localise(program, decisions, coords))
+    for one in PASSES:
+        local = check(one(local))
+    return local

@@ -1,0 +1,169 @@
+"""All ranks of a mesh in lockstep in one process: the rewritten programs run as they are, collectives become an
+exchange among the ranks' tensors.
+
+Goes in: a program, decisions and global inputs. Comes out: global outputs, and how far replicas disagree (0.0 when the
+plan is sound: every rank computes a replicated value from the same numbers in the same order).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+import torch
+
+from fxpar.plans.mesh import Mesh
+from fxpar.plans.plan import Decisions
+from fxpar.plans.program import Program
+from fxpar.runtime.local import CollectiveStep, Cut, LocalProgram, LocalStep, OpStep, Swap, last_uses
+from fxpar.runtime.op_call import call_arguments, callable_op, results
+from fxpar.runtime.packing import (
+    exchange_sizes,
+    local_slice,
+    pack_exchange,
+    pack_gather,
+    pack_row,
+    pack_scatter,
+    unpack_exchange,
+    unpack_gather,
+    unpack_row,
+    unpack_scatter,
+)
+from fxpar.runtime.pieces import assemble, replica_disagreement, scatter
+from fxpar.runtime.rewrite.legality import collective_signature, structure
+from fxpar.runtime.rewrite.passes import rewrite
+
+_Row = list[torch.Tensor]
+"""One tensor per rank."""
+
+_CPU = torch.device("cpu")
+_REDUCE = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}
+
+
+@dataclass(frozen=True)
+class VirtualResult:
+    """Attributes:
+    outputs: one global tensor per program output.
+    disagreement: per output, the largest difference between replicas.
+    pieces: per output, the local tensor of every rank.
+    programs: the local program of every rank.
+    """
+
+    outputs: tuple[torch.Tensor, ...]
+    disagreement: tuple[float, ...]
+    pieces: tuple[tuple[torch.Tensor, ...], ...]
+    programs: tuple[LocalProgram, ...]
+
+
+def rewrite_all(program: Program, decisions: Decisions) -> tuple[LocalProgram, ...]:
+    """The local program of every rank, in rank order, checked to be one sequence of steps.
+
+    Raises:
+        ValueError: two ranks would not run the same sequence (a defect of a rule's local call).
+    """
+    mesh = decisions.mesh
+    programs = tuple(rewrite(program, decisions, mesh.coordinates(rank)) for rank in range(mesh.world_size))
+    if len({structure(p) for p in programs}) != 1 or len({collective_signature(p) for p in programs}) != 1:
+        raise ValueError("the ranks' programs are not the same sequence of steps")
+    return programs
+
+
+@torch.no_grad()
+def run_virtual(program: Program, decisions: Decisions, inputs: Mapping[int, torch.Tensor]) -> VirtualResult:
+    """Run one step on every rank.
+
+    Args:
+        program: with logical dims.
+        decisions: one choice per node, a layout per input and output.
+        inputs: the global tensor of every program input, by value id.
+
+    Raises:
+        PlanFileError: the decisions do not fit the program.
+    """
+    mesh = decisions.mesh
+    programs = rewrite_all(program, decisions)
+    first = programs[0]
+    state: dict[int, _Row] = {}
+    for entry, layout, local in zip(program.inputs, decisions.inputs, first.inputs, strict=True):
+        dims = program.dims[entry.value]
+        state[local] = [
+            scatter(inputs[entry.value], dims, layout, mesh, mesh.coordinates(rank)).contiguous()
+            for rank in range(mesh.world_size)
+        ]
+    for index, freed in enumerate(last_uses(first)):
+        _run_step(index, programs, state, mesh)
+        for value in freed:
+            del state[value]
+    pieces = tuple(tuple(state[v]) for v in first.outputs)
+    dims = [program.dims[o.value] for o in program.outputs]
+    return VirtualResult(
+        tuple(assemble(p, d, layout, mesh) for p, d, layout in zip(pieces, dims, decisions.outputs, strict=True)),
+        tuple(replica_disagreement(p, layout, mesh) for p, layout in zip(pieces, decisions.outputs, strict=True)),
+        pieces,
+        programs,
+    )
+
+
+def _run_step(index: int, programs: Sequence[LocalProgram], state: dict[int, _Row], mesh: Mesh) -> None:
+    steps = [p.steps[index] for p in programs]
+    step = steps[0]
+    if isinstance(step, OpStep):
+        rows = [_run_op(s, state, rank) for rank, s in enumerate(steps) if isinstance(s, OpStep)]
+        for position, value in enumerate(step.outputs):
+            if value >= 0:
+                state[value] = [row[position] for row in rows]
+    elif isinstance(step, LocalStep):
+        state[step.output] = [
+            _run_local(s, state[s.value][rank], programs[rank].types[s.output].shape)
+            for rank, s in enumerate(steps)
+            if isinstance(s, LocalStep)
+        ]
+    else:
+        found: dict[int, list[torch.Tensor]] = {}
+        for group in mesh.groups((step.axis,)):
+            own = [s for rank in group if isinstance(s := steps[rank], CollectiveStep)]
+            shapes = [[programs[rank].types[v].shape for v in step.outputs] for rank in group]
+            tensors = [[state[v][rank] for v in step.values] for rank in group]
+            found.update(zip(group, exchange(own, tensors, shapes), strict=True))
+        for position, value in enumerate(step.outputs):
+            state[value] = [found[rank][position] for rank in range(mesh.world_size)]
+
+
+def _run_op(step: OpStep, state: dict[int, _Row], rank: int) -> tuple[torch.Tensor, ...]:
+    positional, keywords = call_arguments(step.op, step.args, lambda v: state[v][rank], _CPU)
+    return results(callable_op(step.op)(*positional, **keywords), len(step.outputs))
+
+
+def _run_local(step: LocalStep, tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    if step.kind == "to_partial":
+        return tensor if step.keep else torch.zeros_like(tensor)
+    return local_slice(tensor, step.outer, step.start, step.length, step.inner, shape)
+
+
+def exchange(
+    steps: Sequence[CollectiveStep], tensors: Sequence[_Row], shapes: Sequence[Sequence[tuple[int, ...]]]
+) -> list[_Row]:
+    """One collective of one group: per member its step, its tensors and the shapes of its results, in; results out.
+
+    Buffers are packed, moved and trimmed exactly as on real ranks.
+    """
+    kind, combine = steps[0].kind, _REDUCE[steps[0].reduce]
+    members = range(len(steps))
+    if kind == "all_reduce":
+        total = reduce(combine, [pack_row(row) for row in tensors])
+        return [unpack_row(total.clone(), shapes[i]) for i in members]
+    geometries = [s.geometry for s in steps]
+    if kind == "all_to_all":
+        swaps = [g for g in geometries if isinstance(g, Swap)]
+        sent = [
+            pack_exchange(tensors[i][0], swaps[i], i).split(exchange_sizes(swaps[i], i)[0]) for i in members
+        ]
+        received = [torch.cat([sent[peer][i] for peer in members]) for i in members]
+        return [[unpack_exchange(received[i], swaps[i], i, shapes[i][0])] for i in members]
+    cuts = [g for g in geometries if isinstance(g, Cut)]
+    if kind == "all_gather":
+        gathered = torch.cat([pack_gather(tensors[i][0], cuts[i], i) for i in members])
+        return [[unpack_gather(gathered.clone(), cuts[i], shapes[i][0])] for i in members]
+    summed = reduce(combine, [pack_scatter(tensors[i][0], cuts[i]) for i in members]).chunk(len(steps))
+    return [[unpack_scatter(summed[i], cuts[i], i, shapes[i][0])] for i in members]
