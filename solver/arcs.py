@@ -44,6 +44,23 @@ class Arcs:
         across = allowed[:, live[v]] if end == u else allowed[live[u]].T
         return np.asarray(across.any(axis=1))
 
+    def assign(self, live: list[BoolArray], v: int, state: int) -> bool:
+        """Leaves `state` alone live at v and propagates. False if some variable loses its last state."""
+        live[v] = np.arange(len(live[v])) == state
+        changed = []
+        for link in self.links_of[v]:
+            ends = self.graph.links[link]
+            allowed = self.allowed[ends.table]
+            assert allowed is not None
+            other, row = (ends.v, allowed[state]) if ends.u == v else (ends.u, allowed[:, state])
+            smaller = live[other] & row
+            if (smaller != live[other]).any():
+                live[other] = smaller
+                changed.append(other)
+                if not smaller.any():
+                    return False
+        return self.propagate(live, changed) is None
+
     def propagate(self, live: list[BoolArray], changed: Sequence[int]) -> int | None:
         """Removes unsupported states from `live` (arrays are replaced, not written to), starting at `changed`.
 
@@ -60,7 +77,7 @@ class Arcs:
                 ends = self.graph.links[link]
                 other = ends.v if ends.u == v else ends.u
                 smaller = live[other] & self.supported(link, other, live)
-                if np.array_equal(smaller, live[other]):
+                if (smaller == live[other]).all():
                     continue
                 live[other] = smaller
                 if not smaller.any():

@@ -30,10 +30,8 @@ def decode(passing: Passing, costs: list[IntArray], arcs: Arcs) -> list[int] | N
             total = total + passing.down[position]
         if arcs.links_of[v]:
             choice[v] = int(np.where(live[v], total, BIG).argmin())
-            if live[v].sum() > 1:
-                live[v] = np.arange(len(total)) == choice[v]
-                if arcs.propagate(live, [v]) is not None:
-                    return None
+            if not arcs.assign(live, v, choice[v]):
+                return None
         else:
             choice[v] = int(total.argmin())
     return choice

@@ -4,22 +4,28 @@ At a price of 0 the cheapest assignment may not fit the budget; at a high price 
 concave in the price, so a bracket closes in on the best price. Everything found on the way goes into a pool.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fxpar.solver.arcs import Arcs
+from fxpar.solver.arcs import Arcs, all_states, arc_consistent, undominated
 from fxpar.solver.bound import Messages, Passing, no_messages, proven_minimum, scale
 from fxpar.solver.decode import Neighbourhood, decode
-from fxpar.solver.graph import BLOCKED, BoolArray, Graph, IntArray
+from fxpar.solver.eliminate import eliminate
+from fxpar.solver.graph import BLOCKED, BoolArray, Graph, IntArray, restrict
 
 #: Sweeps at one price, and how many without progress end them.
 SWEEPS_PER_PRICE = 12
-SWEEPS_AT_LAST = 60
+SWEEPS_AT_LAST = 150
 STALLED_AFTER = 4
-#: Progress smaller than 1 / this of the bound is none.
-PROGRESS = 20_000
+#: A sweep that closes less than 1 / this of what is open between bound and best makes no progress.
+PROGRESS = 150
+#: Without any assignment yet: 1 / this of the bound.
+PROGRESS_ALONE = 20_000
 PRICES = 14
+#: Decoding costs more than a sweep: only the first few sweeps and then every so many are decoded.
+DECODED_AT_FIRST = 5
+DECODED_EVERY = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +57,9 @@ class Dual:
         self.best_cost: int | None = None
         self.pool: list[BoolArray] = [np.zeros(len(costs), dtype=bool) for costs in graph.costs]
         self.impossible = False
+        self.exact_bound: int | None = None
+        self.exact_price = 0
+        self.narrow = True
 
     def offer(self, choice: list[int]) -> None:
         """Puts a choice into the pool and keeps it if it is the best that fits."""
@@ -70,7 +79,7 @@ class Dual:
         """
         self._gap = gap
         self._at_most = at_most
-        first = self._run(0, SWEEPS_AT_LAST)
+        first = self._at(0, SWEEPS_AT_LAST)
         budget = self.graph.budget
         if first is None or budget is None or first.memory <= budget or self._done():
             return
@@ -78,7 +87,7 @@ class Dual:
         price = self._first_price(first)
         for _ in range(PRICES):
             price = max(1, min(price, self.scaled.largest_price))
-            point = self._run(price, SWEEPS_PER_PRICE)
+            point = self._at(price, SWEEPS_PER_PRICE)
             if point is None or self._done():
                 return
             if point.memory <= budget:
@@ -91,19 +100,50 @@ class Dual:
             if next_price is None:
                 break
             price = next_price
-        self.passing = Passing(self.scaled, self.messages)
+        if self.narrow:
+            self.price = self.exact_price
+        else:
+            self.passing = Passing(self.scaled, self.messages)
         self._run(self.price, SWEEPS_AT_LAST)
 
-    def proven(self) -> int:
-        """The bound in ns, recounted from `messages` and `price` alone."""
+    def proven(self) -> tuple[int, int]:
+        """The bound in ns and its price: by elimination, or recounted from `messages` alone, whichever is higher."""
         minimum = proven_minimum(self.scaled, self.messages, self.scaled.priced(self.price))
-        return self.scaled.true_bound(minimum, self.price)
+        by_messages = self.scaled.true_bound(minimum, self.price)
+        if self.exact_bound is None or self.exact_bound < by_messages:
+            return by_messages, self.price
+        return self.exact_bound, self.exact_price
 
     def _done(self) -> bool:
         costs = [cost for cost in (self.best_cost, self._at_most) if cost is not None]
-        if self.bound is None or not costs:
+        bounds = [bound for bound in (self.bound, self.exact_bound) if bound is not None]
+        if not bounds or not costs:
             return False
-        return min(costs) - self.bound <= self._gap * abs(min(costs))
+        return min(costs) - max(bounds) <= self._gap * abs(min(costs))
+
+    def _at(self, price: int, sweeps: int) -> Point | None:
+        """What one price gives: exactly if the graph is narrow enough, by message passing if not."""
+        point = self._exactly(price) if self.narrow else None
+        return point if self.narrow else self._run(price, sweeps)
+
+    def _exactly(self, price: int) -> Point | None:
+        """Solves the priced graph by elimination. None if it is too wide (then `narrow` ends) or impossible."""
+        costs = self.scaled.priced(price)
+        priced = replace(self.graph, costs=tuple(costs), tables=self.scaled.tables, budget=None, constant=0)
+        live = arc_consistent(self.arcs, undominated(priced, all_states(priced), binding=False))
+        exact = None if live is None else eliminate(restrict(priced, live))
+        if live is None or exact is None:
+            self.narrow = False
+            return None
+        minimum, choice = exact
+        if minimum >= BLOCKED:
+            self.impossible = True
+            return None
+        bound = self.scaled.true_bound(minimum, price)
+        if self.exact_bound is None or bound > self.exact_bound:
+            self.exact_bound, self.exact_price = bound, price
+        choice = [int(np.flatnonzero(mask)[state]) for mask, state in zip(live, choice, strict=True)]
+        return self._explore(choice, costs, price, None)[1]
 
     def _run(self, price: int, sweeps: int) -> Point | None:
         """Sweeps at one price. None if no choice without forbidden pairs was decoded."""
@@ -111,19 +151,23 @@ class Dual:
         found: tuple[int, Point] | None = None
         best_here: int | None = None
         stalled = 0
-        for _ in range(sweeps):
+        last_choice: list[int] | None = None
+        for number in range(sweeps):
             bound = self.scaled.true_bound(self.passing.sweep(costs), price)
             if self.passing.diverged:
                 self.impossible = self.impossible or bound >= BLOCKED
                 break
             if self.bound is None or bound > self.bound:
                 self.bound, self.price, self.messages = bound, price, self.passing.messages
-            choice = decode(self.passing, costs, self.arcs)
-            if choice is not None:
-                found = self._explore(choice, costs, price, found)
+            if number < DECODED_AT_FIRST or number % DECODED_EVERY == 0:
+                choice = decode(self.passing, costs, self.arcs)
+                if choice is not None and choice != last_choice:
+                    last_choice = choice
+                    found = self._explore(choice, costs, price, found)
             if self._done():
                 break
-            if best_here is None or bound - best_here > max(abs(bound) // PROGRESS, 0):
+            open_gap = abs(bound) * PROGRESS // PROGRESS_ALONE if found is None else found[0] - bound
+            if best_here is None or (bound - best_here) * PROGRESS > open_gap:
                 best_here, stalled = bound, 0
             else:
                 stalled += 1
@@ -140,7 +184,7 @@ class Dual:
         self.offer(near.choice)
         cost, memory = self.graph.cost(near.choice), near.memory
         budget = self.graph.budget
-        if budget is not None:
+        if budget is not None and memory > budget:
             within = Neighbourhood(self.graph, self.scaled.tables, list(self.scaled.costs), near.choice)
             if within.fit(budget):
                 within.descend(budget)

@@ -13,8 +13,8 @@ from fxpar.solver.arcs import Arcs, all_states, arc_consistent, undominated
 from fxpar.solver.bound import excesses, proven_minimum
 from fxpar.solver.decode import Neighbourhood
 from fxpar.solver.dual import Dual
-from fxpar.solver.eliminate import eliminate
-from fxpar.solver.graph import BLOCKED, BoolArray, Graph, merge, restrict
+from fxpar.solver.graph import BoolArray, Graph, merge, restrict
+from fxpar.solver.order import narrow_order, reordered
 from fxpar.solver.problem import FORBIDDEN, LARGEST_TOTAL_MEMORY, Edge, Problem, Variable
 from fxpar.solver.residue import residue_size, solve_residue
 from fxpar.solver.solution import Solution, Status
@@ -25,8 +25,6 @@ POOL_SIZE = 4_000
 #: Deterministic CP-SAT time per unit of effort; one is about a second.
 TIME_PER_EFFORT = 0.3
 ROUNDS = 4
-#: Message passing goes on to this gap even when less is asked for: it is cheap and plans are better.
-TIGHT_GAP = 0.002
 
 Progress = Callable[[str], None]
 
@@ -47,7 +45,19 @@ def solve(
     Raises ValueError on a malformed problem, or on a candidate of the wrong length or with an unknown state.
     """
     problem.validate()
-    return _Run(problem, gap, effort, progress or _silent).solve(candidates)
+    order = narrow_order(problem)
+    for candidate in candidates:
+        problem.cost(candidate)
+    run = _Run(reordered(problem, order), gap, effort, progress or _silent)
+    solution = run.solve([[candidate[v] for v in order] for candidate in candidates])
+    if solution.assignment is None:
+        return solution
+    assignment = [0] * len(order)
+    for v, state in zip(order, solution.assignment, strict=True):
+        assignment[v] = state
+    if problem.cost(assignment) != solution.cost or not problem.feasible(assignment):
+        raise RuntimeError(f"internal error: the assignment found does not cost {solution.cost} ns")
+    return replace(solution, assignment=tuple(assignment))
 
 
 def _silent(line: str) -> None:
@@ -88,7 +98,7 @@ class _Run:
         if graph is None:
             return self.infeasible()
         self.progress(f"{_count(whole)} states, {_count(graph)} kept")
-        if not self.by_elimination(graph) and not self.by_rounds(graph):
+        if not self.by_rounds(graph):
             return self.infeasible()
         return self.finish(whole)
 
@@ -126,19 +136,6 @@ class _Run:
         consistent = arc_consistent(arcs, undominated(graph, consistent, graph.budget is not None))
         return None if consistent is None else restrict(graph, consistent)
 
-    def by_elimination(self, graph: Graph) -> bool:
-        """Solves a narrow graph exactly where its memory row turns out not to bind; True if that settled it."""
-        exact = eliminate(graph)
-        if exact is None:
-            return False
-        minimum, choice = exact
-        if minimum >= BLOCKED:
-            return False
-        self.offer(graph.original(choice))
-        self.raise_bound(minimum, Fraction(0))
-        self.progress(f"elimination: at least {minimum} ns")
-        return self.best_cost == minimum
-
     def by_rounds(self, graph: Graph) -> bool:
         """Bounds, decodes, prunes and settles until close enough or out of ideas. False: proven to be infeasible."""
         current = graph
@@ -169,11 +166,12 @@ class _Run:
         known = None if self.best is None else graph.positions(self.best)
         if known is not None:
             dual.offer(known)
-        dual.close(min(self.gap, TIGHT_GAP), self.best_cost)
+        dual.close(self.gap / 2, self.best_cost)
         if dual.best is not None:
             self.offer(graph.original(dual.best))
-        self.raise_bound(dual.proven(), dual.scaled.rational(dual.price))
-        self.progress(f"message passing: {self.standing()}")
+        bound, price = dual.proven()
+        self.raise_bound(bound, dual.scaled.rational(price))
+        self.progress(f"{'elimination' if dual.narrow else 'message passing'}: {self.standing()}")
         return dual
 
     def find_any(self, dual: Dual) -> bool:
