@@ -55,12 +55,8 @@ def insert_hubs(program: Program) -> Program:
             placed = producer.get(value, node)
             result = define(value)
             hub_of[value, node.phase] = result
-            nodes.append(
-                Node(HUB, (Ref(renumbered[value]),), (result,), node.phase, placed.module, placed.source)
-            )
-        replace: dict[int, Arg] = {
-            v: Ref(hub_of.get((v, node.phase), renumbered[v])) for v in node_inputs(node)
-        }
+            nodes.append(Node(HUB, (Ref(renumbered[value]),), (result,), node.phase, placed.module, placed.source))
+        replace: dict[int, Arg] = {v: Ref(hub_of.get((v, node.phase), renumbered[v])) for v in node_inputs(node)}
         for old in node.outputs:
             if old >= 0:
                 renumbered[old] = define(old)

@@ -45,12 +45,15 @@ class Relation:
     """Regions (operands first, then outputs, numbered on) that one loop of ``size`` walks together.
 
     ``whole`` are the (operand, dim) that the loop fills entirely; ``regions`` all others. ``soft`` as in ``Group``.
+    ``seeds``: the region's own borders are cut points. Not so when a slice merely shares a divisor with its operand
+    (12 of 512 positions: blocks of 4): that would cut a sequence in two for nothing.
     """
 
     size: int
     whole: tuple[tuple[int, int], ...]
     regions: tuple[Region, ...]
     soft: bool
+    seeds: bool
 
 
 @lru_cache(maxsize=100_000)
@@ -69,7 +72,8 @@ def relations(call: Call) -> tuple[Relation, ...]:
             else:
                 regions.append(Region(operand, dims, slot.lead))
         if len(whole) + len(regions) > 1 or regions:
-            found.append(Relation(group.size, tuple(whole), tuple(regions), group.soft))
+            seeds = bool(whole) or not group.soft
+            found.append(Relation(group.size, tuple(whole), tuple(regions), group.soft, seeds))
     return tuple(found)
 
 
@@ -77,14 +81,18 @@ Side = tuple[int, tuple[tuple[int, int, int], ...]]
 """(lead, ((prefix before the dim, size of the dim, variable), ...))."""
 
 
+Equality = tuple[int, bool, bool, tuple[Side, ...]]
+"""(size, soft, seeds, sides): a relation over variables."""
+
+
 class _Cuts:
     """The cut points of every variable, grown to the least fixpoint. ``True`` marks a cut that views force."""
 
-    def __init__(self, equalities: Iterable[tuple[int, bool, tuple[Side, ...]]]) -> None:
+    def __init__(self, equalities: Iterable[Equality]) -> None:
         self.equalities = list(equalities)
         self.of: dict[int, dict[int, bool]] = {}
         self.users: dict[int, list[int]] = {}
-        for index, (_, _, sides) in enumerate(self.equalities):
+        for index, (*_, sides) in enumerate(self.equalities):
             for variable in {v for _, dims in sides for _, _, v in dims}:
                 self.users.setdefault(variable, []).append(index)
                 self.of.setdefault(variable, {})
@@ -103,8 +111,8 @@ class _Cuts:
 
     def _apply(self, index: int) -> set[int]:
         """Carry the cuts of every region of one equality into its other regions; the variables that grew."""
-        size, soft, sides = self.equalities[index]
-        points: dict[int, bool] = {1: True, size: True}
+        size, soft, seeds, sides = self.equalities[index]
+        points: dict[int, bool] = {1: True, size: True} if seeds else {}
         for lead, dims in sides:
             for prefix, _, variable in dims:
                 for cut, hard in ((1, True), *self.of[variable].items()):
@@ -147,7 +155,9 @@ def chain(cuts: dict[int, bool]) -> tuple[int, ...]:
 
 
 def atoms_of(size: int, cuts: Sequence[int]) -> tuple[int, ...]:
-    """Atoms of a dim of ``size`` cut at a divisibility chain: ``(12, (2, 4)) -> (2, 2, 3)``."""
+    """Atoms of a dim of ``size`` cut at a divisibility chain: ``(12, (2, 4)) -> (2, 2, 3)``; size 0 is one atom."""
+    if size == 0:
+        return (0,)
     borders = (1, *cuts, size)
     return tuple(b // a for a, b in zip(borders, borders[1:], strict=False) if b > a)
 
@@ -183,7 +193,7 @@ def analyse(program: Program, order: Sequence[int] | None = None) -> Program:
         for dim in range(len(program.types[a].shape)):
             union.join(base[a] + dim, base[b] + dim)
 
-    flat: list[tuple[int, bool, list[tuple[int, tuple[int, ...]]]]] = []
+    flat: list[tuple[int, bool, bool, list[tuple[int, tuple[int, ...]]]]] = []
     for index in range(len(program.nodes)) if order is None else order:
         node = program.nodes[index]
         values = (*node_inputs(node), *node.outputs)
@@ -194,9 +204,10 @@ def analyse(program: Program, order: Sequence[int] | None = None) -> Program:
             if relation.regions:
                 sides = [(r.lead, tuple(base[values[r.operand]] + d for d in r.dims)) for r in relation.regions]
                 sides += [(1, (whole[0],))] if whole else []
-                flat.append((relation.size, relation.soft, sides))
+                flat.append((relation.size, relation.soft, relation.seeds, sides))
 
-    cuts = _Cuts(dict.fromkeys((size, soft, _sides(sides, sizes, union)) for size, soft, sides in flat))
+    equalities = dict.fromkeys((size, soft, seeds, _sides(sides, sizes, union)) for size, soft, seeds, sides in flat)
+    cuts = _Cuts(equalities)
     cuts.run()
     kept = {variable: chain(found) for variable, found in cuts.of.items()}
 
