@@ -1,0 +1,167 @@
+"""Tensors of all ranks of a mesh in one process: a global tensor to pieces and back, by index.
+
+Written for judging rules, apart from the runtime's own scatter: positions come from the digits one by one.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fxpar.plans.layout import Digit, Dims, Layout, Partial, Replicate, digits, global_shape
+from fxpar.plans.mesh import Mesh
+
+
+def row_positions(row: tuple[Digit, ...]) -> Tensor:
+    """Global positions, in local order, of the elements of a tensor dim that a rank with these digits holds."""
+    positions = torch.zeros(1, dtype=torch.int64)
+    for digit in row:
+        inner = torch.arange(digit.start, digit.start + digit.length)
+        positions = (positions[:, None] * digit.size + inner).reshape(-1)
+    return positions
+
+
+def positions(dims: Dims, layout: Layout, mesh: Mesh, coords: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """Per tensor dim, the global positions that the rank at ``coords`` holds."""
+    return tuple(row_positions(row) for row in digits(dims, layout, mesh, coords))
+
+
+def summands(tensor: Tensor, parts: int, rng: torch.Generator) -> list[Tensor]:
+    """``parts`` tensors that add up to ``tensor``: random multiples of 1/64, exactly when the values are such too, or
+    all of it on one part and zeros on the others."""
+    if tensor.numel() and torch.rand((), generator=rng) < 0.75:
+        real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+        # a rounded normal draw; few bits, so that sums of several stay exact
+        drawn = [
+            (torch.randn(real.shape, generator=rng, dtype=torch.float64) * 96).round().div(64).to(real.dtype)
+            for _ in range(parts - 1)
+        ]
+        last = real.clone()
+        for part in drawn:
+            last = last - part
+        row = [*drawn, last]
+        return [torch.view_as_complex(p.contiguous()) if tensor.is_complex() else p for p in row]
+    holder = int(torch.randint(parts, (), generator=rng))
+    return [tensor if i == holder else torch.zeros_like(tensor) for i in range(parts)]
+
+
+def scatter(tensor: Tensor, dims: Dims, layout: Layout, mesh: Mesh, rng: torch.Generator) -> list[Tensor]:
+    """The pieces of all ranks, in rank order. A pending sum becomes random summands; a pending maximum (minimum) the
+    value on one rank of the axis and no more (no less) on the others."""
+    shares: dict[tuple[int, ...], Tensor] = {(): tensor}
+    for axis, (placement, size) in enumerate(zip(layout, mesh.sizes, strict=True)):
+        grown: dict[tuple[int, ...], Tensor] = {}
+        for coords, share in shares.items():
+            if not isinstance(placement, Partial):
+                row = [share] * size
+            elif placement.reduce == "sum":
+                row = summands(share, size, rng)
+            else:
+                holder = int(torch.randint(size, (), generator=rng))
+                sign = -1 if placement.reduce == "max" else 1
+                row = [
+                    share
+                    if i == holder
+                    else share + sign * torch.randint(3, share.shape, generator=rng).to(share.dtype)
+                    for i in range(size)
+                ]
+            grown.update({(*coords, i): part for i, part in enumerate(row)})
+        shares = grown
+    pieces = []
+    for rank in range(mesh.world_size):
+        piece = shares[mesh.coordinates(rank)]
+        for dim, held in enumerate(positions(dims, layout, mesh, mesh.coordinates(rank))):
+            piece = piece.index_select(dim, held)
+        pieces.append(piece)
+    return pieces
+
+
+class Disagreement(Exception):
+    """Ranks that should hold the same piece do not."""
+
+
+def assemble(
+    pieces: Sequence[Tensor], dims: Dims, layout: Layout, mesh: Mesh, *, tolerance: float = 1e-9
+) -> Tensor:
+    """The global tensor: blocks placed, pending values reduced over their axes.
+
+    Raises:
+        Disagreement: replicas differ by more than ``tolerance`` (relative to the largest value).
+        ValueError: a piece has not the shape of its block, or some element is held by no rank.
+    """
+    shape = global_shape(dims)
+    ranges = [range(n) if not isinstance(p, Replicate) else range(1) for p, n in zip(layout, mesh.sizes, strict=True)]
+    first: Tensor | None = None
+    replicas = [range(n) if isinstance(p, Replicate) else range(1) for p, n in zip(layout, mesh.sizes, strict=True)]
+    for copy in itertools.product(*replicas):
+        whole = _reduced(pieces, dims, layout, mesh, shape, ranges, copy)
+        if first is None:
+            first = whole
+        elif not close(whole, first, tolerance):
+            raise Disagreement(f"replicas {copy} and {(0,) * len(copy)} differ")
+    if first is None:
+        raise ValueError("a mesh without ranks")
+    return first
+
+
+def _reduced(
+    pieces: Sequence[Tensor],
+    dims: Dims,
+    layout: Layout,
+    mesh: Mesh,
+    shape: tuple[int, ...],
+    ranges: list[range],
+    copy: tuple[int, ...],
+) -> Tensor:
+    """The global tensor as the replicas with coordinates ``copy`` (on the replicated axes) hold it."""
+    waiting = [i for i, p in enumerate(layout) if isinstance(p, Partial)]
+    kinds = {p.reduce for p in layout if isinstance(p, Partial)}
+    if len(kinds) > 1:
+        raise ValueError(f"a value cannot be pending in {sorted(kinds)} at once")
+    shares: dict[tuple[int, ...], Tensor] = {}
+    filled: dict[tuple[int, ...], Tensor] = {}
+    for coords in itertools.product(*ranges):
+        at = tuple(copy[i] if isinstance(p, Replicate) else c for i, (p, c) in enumerate(zip(layout, coords, strict=True)))
+        piece = pieces[mesh.rank(at)]
+        held = positions(dims, layout, mesh, at)
+        expected = tuple(len(h) for h in held)
+        if tuple(piece.shape) != expected:
+            raise ValueError(f"the rank at {at} has shape {tuple(piece.shape)}, its block {expected}")
+        key = tuple(at[i] for i in waiting)
+        share = shares.setdefault(key, torch.zeros(shape, dtype=piece.dtype))
+        mark = filled.setdefault(key, torch.zeros(shape, dtype=torch.bool))
+        if held:
+            share[torch.meshgrid(*held, indexing="ij")] = piece
+            mark[torch.meshgrid(*held, indexing="ij")] = True
+        else:
+            share.copy_(piece)
+            mark.fill_(True)
+    if not all(bool(mark.all()) for mark in filled.values()):
+        raise ValueError("some elements are held by no rank")
+    total: Tensor | None = None
+    for share in shares.values():
+        if total is None:
+            total = share
+        elif kinds == {"sum"}:
+            total = total + share
+        else:
+            total = torch.maximum(total, share) if kinds == {"max"} else torch.minimum(total, share)
+    if total is None:
+        raise ValueError("a mesh without ranks")
+    return total
+
+
+def close(a: Tensor, b: Tensor, tolerance: float) -> bool:
+    """Equal in shape, dtype, and values to ``tolerance`` of the largest finite value (exact for integers)."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if not (a.is_floating_point() or a.is_complex()):
+        return torch.equal(a, b)
+    if a.is_complex():
+        a, b = torch.view_as_real(a.resolve_conj()), torch.view_as_real(b.resolve_conj())
+    finite = b[b.isfinite()]
+    size = float(finite.abs().max()) if finite.numel() else 0.0
+    return torch.allclose(a, b, rtol=tolerance, atol=tolerance * max(size, 1e-3), equal_nan=True)
