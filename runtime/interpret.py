@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from fxpar.plans.program import Arg, Constant, Dtype, Program, Ref, refs
 _STRIDE_FREE = {"aten.view.default": "aten.reshape.default", "aten._unsafe_view.default": "aten.reshape.default"}
 
 
-@lru_cache(maxsize=None)
+@cache
 def operator_of(op: str) -> Any:
     """The torch op of ``"namespace.name.overload"``.
 
@@ -27,7 +27,7 @@ def operator_of(op: str) -> Any:
     return getattr(getattr(getattr(torch.ops, namespace), name), overload)
 
 
-@lru_cache(maxsize=None)
+@cache
 def device_argument(op: str) -> int | None:
     """Position of the op's ``device`` argument."""
     names = [argument.name for argument in operator_of(op)._schema.arguments]

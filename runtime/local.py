@@ -11,7 +11,7 @@ or ``[outer, a, middle, b, inner]`` (a :class:`Swap`), which covers minor runs o
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from math import prod
 from typing import Literal, TypeAlias
 
@@ -147,7 +147,7 @@ class LocalProgram:
     outputs: tuple[int, ...]
 
 
-@lru_cache(maxsize=None)
+@cache
 def torch_dtype(name: str) -> torch.dtype:
     """The torch dtype of a program's dtype name.
 
@@ -160,7 +160,7 @@ def torch_dtype(name: str) -> torch.dtype:
     return dtype
 
 
-@lru_cache(maxsize=None)
+@cache
 def dtype_bytes(name: str) -> int:
     """Bytes of one element."""
     return torch_dtype(name).itemsize

@@ -7,7 +7,7 @@ plan is sound: every rank computes a replicated value from the same numbers in t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
@@ -16,8 +16,9 @@ import torch
 from fxpar.plans.mesh import Mesh
 from fxpar.plans.plan import Decisions
 from fxpar.plans.program import Program
+from fxpar.runtime.interpret import operator_of
 from fxpar.runtime.local import CollectiveStep, Cut, LocalProgram, LocalStep, OpStep, Swap, last_uses
-from fxpar.runtime.op_call import call_arguments, callable_op, results
+from fxpar.runtime.op_call import call_arguments, results
 from fxpar.runtime.packing import (
     exchange_sizes,
     local_slice,
@@ -38,7 +39,11 @@ _Row = list[torch.Tensor]
 """One tensor per rank."""
 
 _CPU = torch.device("cpu")
-_REDUCE = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}
+_REDUCE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "sum": torch.add,
+    "max": torch.maximum,
+    "min": torch.minimum,
+}
 
 
 @dataclass(frozen=True)
@@ -96,9 +101,11 @@ def run_virtual(program: Program, decisions: Decisions, inputs: Mapping[int, tor
         for value in freed:
             del state[value]
     pieces = tuple(tuple(state[v]) for v in first.outputs)
-    dims = [program.dims[o.value] for o in program.outputs]
     return VirtualResult(
-        tuple(assemble(p, d, layout, mesh) for p, d, layout in zip(pieces, dims, decisions.outputs, strict=True)),
+        tuple(
+            assemble(p, program.dims[o.value], layout, mesh)
+            for p, o, layout in zip(pieces, program.outputs, decisions.outputs, strict=True)
+        ),
         tuple(replica_disagreement(p, layout, mesh) for p, layout in zip(pieces, decisions.outputs, strict=True)),
         pieces,
         programs,
@@ -131,8 +138,9 @@ def _run_step(index: int, programs: Sequence[LocalProgram], state: dict[int, _Ro
 
 
 def _run_op(step: OpStep, state: dict[int, _Row], rank: int) -> tuple[torch.Tensor, ...]:
-    positional, keywords = call_arguments(step.op, step.args, lambda v: state[v][rank], _CPU)
-    return results(callable_op(step.op)(*positional, **keywords), len(step.outputs))
+    values = {v: state[v][rank] for v in step.operands}
+    positional, named = call_arguments(step.op, step.args, values, _CPU)
+    return results(operator_of(step.op)(*positional, **named), len(step.outputs))
 
 
 def _run_local(step: LocalStep, tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
@@ -156,9 +164,7 @@ def exchange(
     geometries = [s.geometry for s in steps]
     if kind == "all_to_all":
         swaps = [g for g in geometries if isinstance(g, Swap)]
-        sent = [
-            pack_exchange(tensors[i][0], swaps[i], i).split(exchange_sizes(swaps[i], i)[0]) for i in members
-        ]
+        sent = [pack_exchange(tensors[i][0], swaps[i], i).split(exchange_sizes(swaps[i], i)[0]) for i in members]
         received = [torch.cat([sent[peer][i] for peer in members]) for i in members]
         return [[unpack_exchange(received[i], swaps[i], i, shapes[i][0])] for i in members]
     cuts = [g for g in geometries if isinstance(g, Cut)]

@@ -93,16 +93,3 @@ def _between(dims: Dims, layout: Layout, mesh: Mesh, coords: tuple[int, ...], fi
             if (first.dim, first.first + first.length - 1) < (dim, start) < (second.dim, second.first):
                 count *= digit.length
     return count
-
-
-def same_pieces(step: Step, dims: Dims, mesh: Mesh) -> bool:
-    """True when two overlapping runs cut the tensor into the same pieces on every rank: the step moves nothing.
-
-    The runs must start together and divide evenly: ``(8 128)`` over 4 ranks is the same cut as its ``8``.
-    """
-    old, new = step.before[step.axis], step.after[step.axis]
-    if not (isinstance(old, Shard) and isinstance(new, Shard) and old.dim == new.dim and old.first == new.first):
-        return False
-    n = mesh.sizes[step.axis]
-    shorter = min(old.length, new.length)
-    return prod(dims[old.dim][old.first : old.first + shorter]) % n == 0

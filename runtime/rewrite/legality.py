@@ -45,7 +45,8 @@ def check(local: LocalProgram) -> LocalProgram:
             if value in defined:
                 found.append(f"step {index} defines value {value} again")
             defined[value] = step.phase
-    found += [f"output {i} is value {v}, which no step defines" for i, v in enumerate(local.outputs) if v not in defined]
+    undefined = [v for v in local.outputs if v not in defined]
+    found += [f"value {v} leaves, but no step defines it" for v in undefined]
     if found:
         raise IllegalProgram(f"the local program of rank {local.coords} is not legal", numbers=found)
     return local

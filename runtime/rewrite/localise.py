@@ -14,7 +14,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from fxpar.plans.errors import PlanFileError
-from fxpar.plans.layout import REPLICATE, Dims, Layout, Shard, largest_shape, layout_text, local_shape
+from fxpar.plans.layout import Dims, Layout, largest_shape, layout_text, local_shape
 from fxpar.plans.mesh import Mesh
 from fxpar.plans.plan import Decisions
 from fxpar.plans.program import Node, Program, TensorType, node_inputs
@@ -23,7 +23,7 @@ from fxpar.rules.choices import JointChoice, Site, choice_by_names, site_of
 from fxpar.rules.factor_rule import rebind
 from fxpar.rules.localise import local_call
 from fxpar.runtime.local import AnyStep, CollectiveStep, Cut, LocalProgram, LocalStep, OpStep, Phase, Swap
-from fxpar.runtime.rewrite.geometry import all_to_all_swap, gather_cut, same_pieces, scatter_cut
+from fxpar.runtime.rewrite.geometry import all_to_all_swap, gather_cut, scatter_cut
 
 HUB = "fxpar.hub.default"
 
@@ -86,7 +86,12 @@ class _Localiser:
             for position in leaving.get(index, ()):
                 outputs[position] = self.leave(position)
         return LocalProgram(
-            self.mesh, self.coords, tuple(self.types), tuple(self.origins), tuple(inputs), tuple(self.steps),
+            self.mesh,
+            self.coords,
+            tuple(self.types),
+            tuple(self.origins),
+            tuple(inputs),
+            tuple(self.steps),
             tuple(outputs),
         )
 
@@ -143,9 +148,9 @@ class _Localiser:
         """
         produced = self.produced.get(value)
         producer = self.producer.get(value)
-        if phase == "backward" and producer in self.again:
+        if phase == "backward" and producer is not None and producer in self.again:
             if value not in self.recomputed:
-                self.node(producer, "backward", self.recomputed)  # type: ignore[arg-type]
+                self.node(producer, "backward", self.recomputed)
             produced = self.recomputed[value]
         if produced is None:
             raise PlanFileError(f"value {value} is used before it is made", where="the plan's program")
@@ -177,19 +182,16 @@ class _Localiser:
     def step(self, step: Step, value: int, local: int, phase: Phase) -> int:
         """Emit one reshard step."""
         dims, axis = self.program.dims[value], step.axis
-        old, new = step.before[axis], step.after[axis]
-        if isinstance(old, Shard) and isinstance(new, Shard) and old.overlaps(new):
-            if same_pieces(step, dims, self.mesh):
-                return local
-            whole = (*step.before[:axis], REPLICATE, *step.before[axis + 1 :])
-            local = self.step(Step("all_gather", axis, step.before, whole), value, local, phase)
-            return self.step(Step("slice", axis, whole, step.after), value, local, phase)
+        if step.kind == "alias":
+            return local
         output = self.define(value, step.after)
         if step.kind == "slice":
             cut = scatter_cut(step, dims, self.mesh, self.coords)
             me = self.coords[axis]
             self.steps.append(
-                LocalStep("slice", axis, local, output, phase, cut.outer, sum(cut.lengths[:me]), cut.lengths[me], cut.inner)
+                LocalStep(
+                    "slice", axis, local, output, phase, cut.outer, sum(cut.lengths[:me]), cut.lengths[me], cut.inner
+                )
             )
         elif step.kind == "to_partial":
             keep = self.coords[axis] == 0 or step.reduce in ("max", "min")
@@ -204,8 +206,15 @@ class _Localiser:
                 geometry = all_to_all_swap(step, dims, self.mesh, self.coords)
             self.steps.append(
                 CollectiveStep(
-                    step.kind, axis, step.reduce, (local,), (output,), geometry,
-                    largest_elements(step, dims, self.mesh), self.types[local].dtype, phase,
+                    step.kind,
+                    axis,
+                    step.reduce,
+                    (local,),
+                    (output,),
+                    geometry,
+                    largest_elements(step, dims, self.mesh),
+                    self.types[local].dtype,
+                    phase,
                 )
             )
         return output

@@ -44,7 +44,8 @@ def partition(program: Program, local: LocalProgram) -> Halves:
     backward_steps = tuple(s for s in local.steps if s.phase == "backward")
     made_late = {v for s in backward_steps for v in s.writes} | tangent_values
     late = tuple(
-        i for i, (output, v) in enumerate(zip(program.outputs, local.outputs, strict=True))
+        i
+        for i, (output, v) in enumerate(zip(program.outputs, local.outputs, strict=True))
         if output.kind == "gradient" or v in made_late
     )
     kept = tuple(i for i in range(len(local.outputs)) if i not in set(late))

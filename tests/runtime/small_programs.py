@@ -9,7 +9,6 @@ from fxpar.plans.mesh import Mesh
 from fxpar.plans.plan import Decisions
 from fxpar.plans.program import Arg, Input, Node, Output, Program, Ref, TensorType
 from fxpar.rules.choices import joint_choices, site_of
-from fxpar.runtime.op_call import call_arguments, callable_op, results
 
 
 class ProgramBuilder:
@@ -82,16 +81,6 @@ def global_inputs(program, seed=0):
     }
 
 
-def run_plain(program, inputs):
-    """Every output on one device."""
-    values = dict(inputs)
-    for node in program.nodes:
-        args, keywords = call_arguments(node.op, node.args, values.__getitem__, torch.device("cpu"))
-        for v, r in zip(node.outputs, results(callable_op(node.op)(*args, **keywords), len(node.outputs)), strict=True):
-            values[v] = r
-    return [values[o.value] for o in program.outputs]
-
-
 def random_layout(dims, mesh: Mesh, rng: random.Random, partial=False):
     """Any valid layout; runs of atoms of every length."""
     places = [
@@ -115,8 +104,11 @@ def random_decisions(program, mesh, rng: random.Random, recompute=False):
     stored = {i.value: random_layout(program.dims[i.value], mesh, rng) for i in program.inputs}
     by_name = {i.name: stored[i.value] for i in program.inputs}
     outputs = tuple(
-        by_name[o.name] if o.kind == "gradient"
-        else random_layout(program.dims[o.value], mesh, rng) if o.kind == "output" else replicated(mesh)
+        by_name[o.name]
+        if o.kind == "gradient"
+        else random_layout(program.dims[o.value], mesh, rng)
+        if o.kind == "output"
+        else replicated(mesh)
         for o in program.outputs
     )
     forward = [i for i, n in enumerate(program.nodes) if n.phase == "forward"]
@@ -128,9 +120,7 @@ def pure_data_parallel(program, mesh):
     """Batch split over the mesh's only axis, parameters replicated: choices named by their effect on operand 0."""
     choices = []
     batch = {}
-    stored = tuple(
-        (Shard(0),) if i.kind == "input" else replicated(mesh) for i in program.inputs
-    )
+    stored = tuple((Shard(0),) if i.kind == "input" else replicated(mesh) for i in program.inputs)
     for i, layout in zip(program.inputs, stored, strict=True):
         batch[i.value] = layout
     for node in program.nodes:
@@ -141,9 +131,7 @@ def pure_data_parallel(program, mesh):
         choices.append(pick.names)
         for v, layout in zip(node.outputs, pick.outputs, strict=True):
             batch[v] = layout
-    outputs = tuple(
-        replicated(mesh) if o.kind in ("loss", "gradient") else batch[o.value] for o in program.outputs
-    )
+    outputs = tuple(replicated(mesh) if o.kind in ("loss", "gradient") else batch[o.value] for o in program.outputs)
     return Decisions(mesh, tuple(choices), stored, outputs)
 
 

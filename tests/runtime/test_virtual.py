@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from fxpar.plans.errors import PlanFileError
 from fxpar.plans.mesh import parse_mesh
 from fxpar.plans.program import Ref
+from fxpar.runtime.interpret import run_global
 from fxpar.runtime.virtual import run_virtual
 from tests.runtime.small_programs import (
     ProgramBuilder,
@@ -17,7 +18,6 @@ from tests.runtime.small_programs import (
     pure_data_parallel,
     random_decisions,
     random_layout,
-    run_plain,
     two_layers,
 )
 
@@ -37,7 +37,7 @@ def test_any_decisions_compute_the_same(mesh, seed, batch, compound, recompute):
     program = two_layers(batch=batch * 4, atoms=(batch, 4) if compound and batch > 1 else None)
     decisions = random_decisions(program, parse_mesh(mesh), random.Random(seed), recompute)
     inputs = global_inputs(program, seed)
-    same(run_virtual(program, decisions, inputs), run_plain(program, inputs))
+    same(run_virtual(program, decisions, inputs), run_global(program, inputs))
 
 
 @settings(max_examples=200)
@@ -54,11 +54,7 @@ def test_any_reshard(mesh, seed):
     program = p.program()
     decisions = random_decisions(program, parse_mesh(mesh), rng)
     inputs = global_inputs(program, seed)
-    same(run_virtual(program, decisions, inputs), run_plain_hub(program, inputs))
-
-
-def run_plain_hub(program, inputs):
-    return [inputs[program.inputs[0].value]] * 2
+    same(run_virtual(program, decisions, inputs), [inputs[program.inputs[0].value]] * 2)
 
 
 def test_data_parallel_has_one_collective_per_result():
