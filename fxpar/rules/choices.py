@@ -199,7 +199,7 @@ def combine(site: Site, choices: tuple[Choice, ...], mesh: Mesh) -> JointChoice 
 
 
 def _same_loop_ok(choices: tuple[Choice, ...]) -> bool:
-    """A loop and a run that contains it may not be cut by two axes: operands that lack one of them would not show it."""
+    """Two axes may not cut a loop and a run that contains it: operands that lack one of them would not show it."""
     spans = [_span(c.name) for c in choices]
     cut = [s for s in spans if s is not None]
     return all(a == b or a[1] <= b[0] or b[1] <= a[0] for a, b in itertools.combinations(cut, 2))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -20,7 +20,7 @@ from fxpar.plans.layout import Digit
 from fxpar.plans.program import Arg, Node, Program, Ref, TensorType, map_refs, node_inputs
 
 
-@lru_cache(maxsize=None)
+@cache
 def torch_op(op: str) -> torch._ops.OpOverload:
     """The torch op of a program name ``"namespace.name.overload"``.
 
@@ -31,7 +31,7 @@ def torch_op(op: str) -> torch._ops.OpOverload:
     return getattr(getattr(getattr(torch.ops, namespace), name), overload)
 
 
-@lru_cache(maxsize=None)
+@cache
 def argument_names(op: str) -> tuple[str, ...]:
     """Names of the op's schema arguments, in the order of ``Node.args``."""
     return tuple(a.name for a in torch_op(op)._schema.arguments)

@@ -69,4 +69,4 @@ def dims_of(value: object, rank: int) -> tuple[int, ...]:
     if value is None or value == ():
         return tuple(range(rank))
     found = value if isinstance(value, tuple) else (value,)
-    return tuple(sorted({int(d) % max(rank, 1) for d in found if rank}))  # type: ignore[call-overload]
+    return tuple(sorted({int(d) % max(rank, 1) for d in found if rank}))

@@ -15,7 +15,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 from fxpar.rules.factor_rule import Call, Factors, Group, Linear, Slot, argument_names, torch_op
 
@@ -30,7 +30,7 @@ class Dim:
     whole: tuple[bool, ...]
 
 
-@lru_cache(maxsize=None)
+@cache
 def parse_side(text: str) -> tuple[tuple[Dim, ...], ...]:
     """``"m k, k n"`` -> per operand its dims. An empty operand is a scalar."""
     return tuple(
@@ -68,7 +68,8 @@ def string_factors(
     sides_in, sides_out = parse_side(left), parse_side(right)
     operands = tensor_operands(call)
     if len(operands) != len(sides_in) or len(call.outputs) != len(sides_out):
-        raise ValueError(f"rule '{text}' of {call.op} does not fit {len(operands)} operands, {len(call.outputs)} outputs")
+        found = f"{len(operands)} operands, {len(call.outputs)} outputs"
+        raise ValueError(f"rule '{text}' of {call.op} does not fit {found}")
     ellipsis = max(
         [len(call.inputs[o].shape) - len(s) + 1 for o, s in zip(operands, sides_in, strict=True)
          if o is not None and any(d.names == ("...",) for d in s)] or [0]
@@ -107,7 +108,7 @@ def string_factors(
 
 
 def tensor_operands(call: Call) -> list[int | None]:
-    """Per tensor argument of the schema, its operand number (None when not passed). Lists of tensors are not allowed."""
+    """Per tensor argument of the schema, its operand number (None when not passed). Lists of tensors are refused."""
     kinds = [str(a.type) for a in torch_op(call.op)._schema.arguments]
     if any(k.startswith(("List[Tensor", "List[Optional[Tensor")) for k in kinds):
         raise ValueError(f"{call.op} takes a list of tensors: its rule must be a function")

@@ -19,7 +19,7 @@ from fxpar.plans.layout import Dims, layout_text, whole_dims
 from fxpar.plans.mesh import Mesh
 from fxpar.plans.program import Arg, Dtype, Ref, TensorType
 from fxpar.rules.choices import JointChoice, Site, axis_choices, combine, joint_choices
-from fxpar.rules.factor_rule import Call, Slot, argument_names, torch_op
+from fxpar.rules.factor_rule import Call, Slot, torch_op
 from fxpar.rules.localise import local_call
 from fxpar.rules.registry import full_name, rule_for
 from fxpar.rules.virtual import Disagreement, assemble, close, scatter

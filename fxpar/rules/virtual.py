@@ -52,7 +52,7 @@ def scatter(tensor: Tensor, dims: Dims, layout: Layout, mesh: Mesh, rng: torch.G
     """The pieces of all ranks, in rank order. A pending sum becomes random summands; a pending maximum (minimum) the
     value on one rank of the axis and no more (no less) on the others."""
     shares: dict[tuple[int, ...], Tensor] = {(): tensor}
-    for axis, (placement, size) in enumerate(zip(layout, mesh.sizes, strict=True)):
+    for placement, size in zip(layout, mesh.sizes, strict=True):
         grown: dict[tuple[int, ...], Tensor] = {}
         for coords, share in shares.items():
             if not isinstance(placement, Partial):
@@ -124,7 +124,9 @@ def _reduced(
     shares: dict[tuple[int, ...], Tensor] = {}
     filled: dict[tuple[int, ...], Tensor] = {}
     for coords in itertools.product(*ranges):
-        at = tuple(copy[i] if isinstance(p, Replicate) else c for i, (p, c) in enumerate(zip(layout, coords, strict=True)))
+        at = tuple(
+            same if isinstance(p, Replicate) else c for p, c, same in zip(layout, coords, copy, strict=True)
+        )
         piece = pieces[mesh.rank(at)]
         held = positions(dims, layout, mesh, at)
         expected = tuple(len(h) for h in held)

@@ -2,9 +2,13 @@
 
 from fxpar.rules.tables import (
     attention,
+    convs,
     creation,
     embeddings,
     hub,
+    indexing,
+    linalg,
+    losses,
     matmul,
     norms,
     pointwise,
@@ -16,9 +20,13 @@ from fxpar.rules.tables import (
 
 __all__ = [
     "attention",
+    "convs",
     "creation",
     "embeddings",
     "hub",
+    "indexing",
+    "linalg",
+    "losses",
     "matmul",
     "norms",
     "pointwise",

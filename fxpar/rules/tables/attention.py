@@ -1,4 +1,4 @@
-"""Attention kept as one op: ``q [b,h,q,e], k [b,g,k,e], v [b,g,k,v], mask [b|1,h|1,q,k] -> out [b,h,q,v], lse [b,h,q]``.
+"""Attention kept as one op: ``q [b,h,q,e], k [b,g,k,e], v [b,g,k,v], mask [b|1,h|1,q,k] -> [b,h,q,v], lse [b,h,q]``.
 
 Batch and heads are loops. With grouped heads ``h = (g rep)``: ``g`` is a loop of all, ``rep`` one of the queries alone
 (splitting it makes the gradients of k and v pending sums). ``v`` is a loop of the values and the output. ``q``, ``k``
@@ -65,7 +65,9 @@ def attention_backward(call: Call) -> Factors:
         carried = _mask(call, mask, dim, region)
         if not has_dmask:
             return carried, {}, {}
-        return carried, {3: r for r in carried.values()}, {} if carried else {3: "sum"}
+        if not carried:
+            return {}, {}, {3: "sum"}
+        return carried, {3: next(iter(carried.values()))}, {}
 
     m_in, m_out, m_sum = mask_parts(0, 0)
     groups += loop(
@@ -75,8 +77,8 @@ def attention_backward(call: Call) -> Factors:
     outer, inner = Slot((1,), 1, rep), Slot((1,), shared, 1)
     m_in, m_out, m_sum = mask_parts(1, outer)
     groups += loop(
-        call, shared, {**dict.fromkeys((grad, q, out, lse), outer), k: 1, v: 1, **m_in}, {0: outer, 1: 1, 2: 1, **m_out},
-        contract=m_sum,
+        call, shared, {**dict.fromkeys((grad, q, out, lse), outer), k: 1, v: 1, **m_in},
+        {0: outer, 1: 1, 2: 1, **m_out}, contract=m_sum,
     )  # fmt: skip
     m_in, m_out, m_sum = mask_parts(1, inner)
     groups += loop(

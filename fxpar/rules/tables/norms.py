@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from fxpar.plans.program import Arg
 from fxpar.rules.factor_rule import Block, Call, Factors, Group, Slot
-from fxpar.rules.groups import loop, passes
+from fxpar.rules.groups import Region, loop, passes
 from fxpar.rules.registry import rule
 
 
@@ -43,7 +43,7 @@ def group_norm(call: Call) -> Factors:
     per = channels // count
     samples = call.shape(0)[0]
     affine = {o: Slot((0,), 1, per) for name in ("weight", "bias") if (o := call.operand(name)) is not None}
-    outputs = {0: Slot((1,), 1, per), 1: 1, 2: 1}
+    outputs: dict[int, Region] = {0: Slot((1,), 1, per), 1: 1, 2: 1}
     groups = loop(call, samples, {0: 0}, {0: 0, 1: 0, 2: 0}, nonempty=True)
     groups += loop(call, count, {0: Slot((1,), 1, per), **affine}, outputs, nonempty=True)
     return Factors(groups)
@@ -55,12 +55,12 @@ def group_norm_backward(call: Call) -> Factors:
     samples = call.shape(0)[0]
     weight = call.operand("weight")
     present = {o for o, out in enumerate(call.outputs) if out is not None}
-    summed = {o: "sum" for o in (1, 2) if o in present}
+    summed = dict.fromkeys(sorted(present - {0}), "sum")
     part = Slot((1,), 1, per)
-    inputs: dict[int, Slot | int] = {0: part, 1: part, 2: 1, 3: 1}
+    inputs: dict[int, Region] = {0: part, 1: part, 2: 1, 3: 1}
     if weight is not None:
         inputs[weight] = Slot((0,), 1, per)
-    outputs: dict[int, Slot | int] = {o: part if o == 0 else Slot((0,), 1, per) for o in present}
+    outputs: dict[int, Region] = {o: part if o == 0 else Slot((0,), 1, per) for o in present}
     groups = loop(
         call, samples, dict.fromkeys(range(4), 0), {0: 0} if 0 in present else {}, contract=summed, nonempty=True
     )
@@ -78,31 +78,6 @@ def local_group_norm(call: Call, block: Block) -> tuple[str, tuple[Arg, ...]]:
 
 rule("native_group_norm", group_norm, localise=local_group_norm)
 rule("native_group_norm_backward", group_norm_backward, localise=local_group_norm)
-
-
-def channel_norm(training: bool) -> Callable[[Call], Factors]:
-    """Batch norm kept as one op: channels are loops; samples too where the statistics are given."""
-
-    def factors(call: Call) -> Factors:
-        backward = "backward" in call.op
-        channels = call.shape(1 if backward else 0)[1]
-        inputs = {i: 1 if len(t.shape) > 1 else 0 for i, t in enumerate(call.inputs) if t.shape and channels in t.shape[:2]}
-        outputs = {
-            o: 1 if len(out.shape) > 1 else 0
-            for o, out in enumerate(call.outputs)
-            if out is not None and out.shape and out.shape != (0,)
-        }
-        groups = loop(call, channels, inputs, outputs, nonempty=True)
-        return Factors(groups, passes(call, "0") if backward else ())
-
-    factors.__name__ = "channel_norm"
-    return factors
-
-
-rule(
-    ["_native_batch_norm_legit_functional", "_native_batch_norm_legit.no_stats", "native_batch_norm_backward"],
-    channel_norm(training=True),
-)
 
 
 def weight_norm(call: Call) -> Factors:

@@ -102,7 +102,8 @@ rule(
     [
         "add.Scalar", "sub.Scalar", "rsub.Scalar", "pow.Scalar", "pow.Tensor_Scalar", "pow.Tensor_Tensor",
         "div.Tensor_mode", "div.Scalar_mode", "floor_divide", "floor_divide.Scalar", "fmod.Scalar", "fmod.Tensor",
-        "remainder.Scalar", "remainder.Tensor", "remainder.Scalar_Tensor", "maximum", "minimum", "fmax", "fmin", "hypot",
+        "remainder.Scalar", "remainder.Tensor", "remainder.Scalar_Tensor", "maximum", "minimum", "fmax", "fmin",
+        "hypot",
         "logaddexp", "logaddexp2", "copysign.Tensor", "copysign.Scalar", "nextafter", "heaviside", "xlogy.Tensor",
         "xlogy.Scalar_Other", "xlogy.Scalar_Self", "gcd", "lcm", "polar",
         "where.ScalarOther", "where.ScalarSelf", "where.Scalar",

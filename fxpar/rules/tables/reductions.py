@@ -51,7 +51,8 @@ rule(["mean", "mean.dim"], reduction(linear=("0",)))
 rule(["nansum", "count_nonzero.dim_IntList"], reduction("sum"))
 rule(
     [
-        "prod", "prod.dim_int", "any", "any.dim", "any.dims", "all", "all.dim", "all.dims", "var.correction", "std.correction",
+        "prod", "prod.dim_int", "any", "any.dim", "any.dims", "all", "all.dim", "all.dims",
+        "var.correction", "std.correction",
         "var_mean.correction", "std_mean.correction", "var.dim", "std.dim", "logsumexp", "linalg_vector_norm",
         "norm.ScalarOpt_dim", "norm.Scalar", "norm.ScalarOpt_dim_dtype", "argmax", "argmin", "max.dim", "min.dim",
         "median", "median.dim", "nanmedian.dim", "mode", "kthvalue", "aminmax",

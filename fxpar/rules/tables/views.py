@@ -53,7 +53,7 @@ def local_reshape(call: Call, block: Block) -> tuple[str, tuple[Arg, ...]]:
 rule(
     [
         "view", "_unsafe_view", "reshape", "_reshape_alias", "unsqueeze", "squeeze", "squeeze.dim", "squeeze.dims",
-        "flatten.using_ints", "unflatten.int", "view_copy", "reshape_copy", "unsqueeze_copy", "squeeze_copy",
+        "flatten.using_ints", "unflatten.int", "view_copy", "unsqueeze_copy", "squeeze_copy",
     ],
     view,
     localise=local_reshape,
