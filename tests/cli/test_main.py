@@ -89,7 +89,7 @@ def test_several_refusals_come_at_once(capsys):
     assert capsys.readouterr().err.count("not supported") == 2
 
 
-def test_errors_are_messages_not_tracebacks(tmp_path, model_file):
+def test_errors_are_messages_not_tracebacks(tmp_path, model_file, capsys):
     (tmp_path / "junk").write_bytes(b"\x93junk")
     for arguments, said in (
         (("show", str(tmp_path / "none")), "cannot read the plan"),
@@ -101,9 +101,11 @@ def test_errors_are_messages_not_tracebacks(tmp_path, model_file):
         (("compile", "m.py", "-o", str(tmp_path), "--mesh", "2"), "it is a folder"),
         (("compile", model_file("1 +"), "-o", str(tmp_path / "p"), "--mesh", "2"), "raised SyntaxError"),
     ):
-        done = run(*arguments)
-        assert done.returncode == 1 and done.stdout == "", arguments
-        assert said in done.stderr and "Traceback" not in done.stderr and done.stderr.startswith("fxpar: "), arguments
+        assert main(arguments) == 1
+        shown = capsys.readouterr()
+        assert shown.out == "" and said in shown.err, arguments
+        assert "Traceback" not in shown.err and shown.err.startswith("fxpar: "), arguments
+    assert run("show", str(tmp_path / "none")).returncode == 1
 
 
 def test_tracebacks_and_json_errors_are_there_when_asked_for(tmp_path):
