@@ -30,12 +30,11 @@ PRIVATE_TORCH = {
     "torch.utils._pytree": ("fxpar", "runtime"),
     # OpOverload, the type of every op in a graph, has no public name.
     "torch._ops": ("fxpar", "runtime"),
-    "torch._dynamo": ("fxpar/capture",),
-    "torch._functorch": ("fxpar/capture",),
+    "torch._dynamo": ("fxpar/capture/adapter.py",),
+    "torch._functorch": ("fxpar/capture/adapter.py",),
+    "torch.fx.graph_module._get_attr": ("fxpar/capture/adapter.py",),
     "torch._subclasses": ("fxpar/capture",),
-    "torch._guards": ("fxpar/capture",),
-    "torch._C": ("fxpar/capture",),
-    "torch.export._trace": ("fxpar/capture",),
+    "torch.distributed.tensor.placement_types._StridedShard": ("runtime/surface.py",),
     "torch.ops._c10d_functional": ("runtime/collectives.py",),
     "torch.distributed._functional_collectives": ("runtime/collectives.py",),
 }

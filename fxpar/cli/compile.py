@@ -55,7 +55,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         metavar="PATTERN=AXIS:PLACEMENT",
         help="pin a placement, such as 'layers.*.fc.weight=tp:Shard(0)'; may be repeated, adds to hints of model.py",
     )
-    group.add_argument("--outputs", type=option.names, default=("loss",), help="outputs to keep, with commas (loss)")
+    group.add_argument("--outputs", type=option.names, default=("loss",), help="loss, or all outputs of the model (loss)")
     group = parser.add_argument_group("search")
     group.add_argument(
         "--gap", type=option.fraction, default=0.01, help="stop when proven within this fraction of the best (0.01)"
@@ -77,6 +77,8 @@ def run(options: argparse.Namespace) -> int:
         refused[f"--zero {options.zero}"] = "the solver decides how every parameter is stored"
     if options.recompute not in (None, "off"):
         refused[f"--recompute {options.recompute}"] = "every activation that backward needs is stored"
+    if options.hint:
+        refused[f"--hint {options.hint[0]}"] = "the solver places every value itself; a named --mesh restricts it"
     option.refuse_unsupported(refused)
     check_writable(options.output)
     source = option.model_source(options)
@@ -91,7 +93,7 @@ def run(options: argparse.Namespace) -> int:
         mesh=options.mesh,
         memory=options.memory,
         precision=options.precision,
-        hints=(*source.hints, *options.hint),
+        hints=source.hints,
         gap=options.gap,
         random_choices=options.random_choices,
         zero=options.zero,

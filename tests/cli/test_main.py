@@ -75,6 +75,7 @@ def test_usage_errors_are_2_and_name_the_option(arguments, said, capsys):
         (["--zero", "2"], "--zero 2"),
         (["--recompute", "on"], "--recompute on"),
         (["--recompute", "auto"], "--recompute auto"),
+        (["--hint", "fc.*=tp:Shard(0)"], "--hint fc.*=tp:Shard(0)"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(option, said, capsys, model_file, tmp_path):
