@@ -13,6 +13,7 @@ import fxpar.rules.ops  # noqa: F401  (registers fxpar::...)
 from fxpar.plans.program import Arg, Constant, Dtype, Program, Ref, refs
 
 # A program keeps no strides, so a view may meet a tensor it cannot alias.
+_NEEDS_CONTIGUOUS = {"aten.view_as_complex.default"}
 _STRIDE_FREE = {"aten.view.default": "aten.reshape.default", "aten._unsafe_view.default": "aten.reshape.default"}
 
 
@@ -53,6 +54,8 @@ def call(op: str, args: list[Any], device: torch.device | None) -> Any:
     """Run one op on arguments in schema order; a device argument becomes ``device``."""
     function = operator_of(op)
     schema = function._schema.arguments
+    if op in _NEEDS_CONTIGUOUS:
+        args[0] = args[0].contiguous()
     position = device_argument(op)
     if position is not None and args[position] is None:
         args[position] = device

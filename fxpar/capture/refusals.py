@@ -1,0 +1,68 @@
+"""Tracing failures in the user's terms: what stopped it, on which line of theirs, and what to do."""
+
+from __future__ import annotations
+
+import re
+import traceback
+
+from fxpar.capture.origin import frame_text, is_user_file
+from fxpar.plans.errors import CaptureError
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
+_DATA_DEPENDENT = re.compile(r"data[- ]dependent|unbacked|GuardOnDataDependent|aten\._local_scalar_dense", re.IGNORECASE)
+_BRANCH_WAY_OUT = (
+    "compute both sides and choose with torch.where, or take the decision before the model is captured "
+    "(a Python argument of forward)"
+)
+_BREAK_WAY_OUT = "rewrite the line with tensor operations that torch.compile(fullgraph=True) accepts, or move it out of forward"
+
+
+def is_data_dependent(error: BaseException) -> bool:
+    """True when control flow or a shape hangs on a tensor's values."""
+    chain: list[BaseException] = []
+    current: BaseException | None = error
+    while current is not None and current not in chain:
+        chain.append(current)
+        current = current.__cause__ or current.__context__
+    return any(_DATA_DEPENDENT.search(f"{type(e).__name__} {e}") for e in chain)
+
+
+def user_frame(error: BaseException) -> tuple[str, str]:
+    """(``"file.py:12 in forward"``, text of the line): the innermost frame of the user's or the model library's."""
+    stack = getattr(error, "real_stack", None)
+    frames = list(stack) if stack else []
+    if not any(is_user_file(f.filename) for f in frames):
+        frames += traceback.extract_tb(error.__traceback__)
+        frames += [
+            traceback.FrameSummary(file, int(line), name, lookup_line=True)
+            for file, line, name in _FRAME.findall(str(error))
+        ]
+    for frame in reversed(frames):
+        if is_user_file(frame.filename):
+            return frame_text(frame.filename, frame.lineno or 0, frame.name), (frame.line or "").strip()
+    return "", ""
+
+
+def first_lines(error: BaseException) -> list[str]:
+    """The sentence of torch's message that says what is wrong, without its advice and stacks."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    reason = next((line for line in lines if line.startswith("Explanation:")), "")
+    head = lines[0] if lines else type(error).__name__
+    return [head] if not reason else [head, reason.removeprefix("Explanation:").strip()]
+
+
+def refusal(error: BaseException, fallback: str = "") -> CaptureError:
+    """The error to raise for a failed trace; ``fallback`` says why the other route was no way out either."""
+    where, line = user_frame(error)
+    numbers = [line] if line else []
+    if is_data_dependent(error):
+        return CaptureError(
+            "a data-dependent branch or size: the traced graph would be right for the example inputs only",
+            where=where,
+            numbers=numbers,
+            way_out=_BRANCH_WAY_OUT,
+        )
+    numbers += first_lines(error)
+    if fallback:
+        numbers.append(fallback)
+    return CaptureError("the model cannot be traced into one graph", where, numbers, _BREAK_WAY_OUT)

@@ -1,0 +1,130 @@
+"""Shorter programs with the same values.
+
+    detach, clone, full slices, views to the same shape, copies of the same type   -> the operand itself
+    zeros_like, new_full, empty_strided, scalar_tensor, ...                         -> aten.full
+    transposes of transposes                                                       -> the first operand
+    nodes nothing reads                                                            -> gone (all ops are pure)
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from fxpar.plans.program import Arg, Dtype, Node, Program, Ref, TensorType, map_refs, node_inputs
+
+_IDENTITY_IF_SAME_TYPE = {
+    "aten.detach.default",
+    "aten.alias.default",
+    "aten.clone.default",
+    "aten.contiguous.default",
+    "aten.lift_fresh_copy.default",
+    "aten.view.default",
+    "aten._unsafe_view.default",
+    "aten.reshape.default",
+    "aten.expand.default",
+    "aten.squeeze.default",
+    "aten.squeeze.dim",
+    "aten.squeeze.dims",
+    "aten._to_copy.default",
+}
+_FILL_LIKE = {
+    "aten.zeros_like.default": 0,
+    "aten.ones_like.default": 1,
+    "aten.empty_like.default": 0,
+    "aten.zeros.default": 0,
+    "aten.ones.default": 1,
+    "aten.new_zeros.default": 0,
+    "aten.new_ones.default": 1,
+    "aten.new_empty.default": 0,
+    "aten.new_empty_strided.default": 0,
+    "aten.empty.memory_format": 0,
+    "aten.empty_strided.default": 0,
+}
+_FILL_WITH = {
+    "aten.full_like.default": 1,
+    "aten.new_full.default": 2,
+    "aten.scalar_tensor.default": 0,
+    "aten.full.default": 1,
+    "aten.fill.Scalar": 1,
+}
+_SLICE = "aten.slice.Tensor"
+_SWAPS = {"aten.t.default", "aten.transpose.int"}
+
+
+def fill(node: Node, kind: TensorType, number: Arg) -> Node:
+    """``node`` as ``aten.full``: (size, fill value, dtype, layout, device, pin_memory)."""
+    if kind.dtype == "bool":
+        number = bool(number)
+    args: tuple[Arg, ...] = (kind.shape, number, Dtype(kind.dtype), None, None, None)
+    return msgspec.structs.replace(node, op="aten.full.default", args=args)
+
+
+def takes_all(node: Node, operand: TensorType) -> bool:
+    """True for a slice that cuts nothing off."""
+    _, dim, start, end, step = node.args
+    size = operand.shape[int(dim)] if isinstance(dim, int) else -1
+    return start in (None, 0) and (end is None or (isinstance(end, int) and end >= size)) and step == 1
+
+
+def swapped_dims(node: Node, rank: int) -> tuple[int, ...]:
+    """The two dims that a transpose exchanges."""
+    if node.op == "aten.t.default":
+        return (0, 1) if rank == 2 else (0, 0)
+    return tuple(sorted(int(dim) % rank for dim in node.args[1:3] if isinstance(dim, int))) if rank else (0, 0)
+
+
+def simplify(program: Program) -> Program:
+    """One forward pass of the rewrites above, then dead code."""
+    types = program.types
+    same: dict[int, Arg] = {}
+    made_by: dict[int, Node] = {}
+    nodes: list[Node] = []
+    for old in program.nodes:
+        node = msgspec.structs.replace(old, args=tuple(map_refs(arg, same) for arg in old.args))
+        result = node.outputs[0]
+        if node.op in _FILL_LIKE:
+            node = fill(node, types[result], _FILL_LIKE[node.op])
+        elif node.op in _FILL_WITH and not isinstance(node.args[_FILL_WITH[node.op]], Ref):
+            node = fill(node, types[result], node.args[_FILL_WITH[node.op]])
+        elif node.op == "aten.copy.default" and isinstance(node.args[1], Ref):
+            # copy(into, from) reads only the type of ``into``.
+            if types[node.args[1].id] == types[result]:
+                same[result] = node.args[1]
+                continue
+        elif node.args and isinstance(node.args[0], Ref):
+            source = node.args[0]
+            operand = types[source.id]
+            if operand == types[result] and (
+                node.op in _IDENTITY_IF_SAME_TYPE or (node.op == _SLICE and takes_all(node, operand))
+            ):
+                same[result] = source
+                continue
+            before = made_by.get(source.id)
+            if node.op in _SWAPS and before is not None and before.op in _SWAPS:
+                rank = len(operand.shape)
+                if swapped_dims(node, rank) == swapped_dims(before, rank):
+                    same[result] = before.args[0]
+                    continue
+        for value in node.outputs:
+            made_by[value] = node
+        nodes.append(node)
+
+    def final(value: int) -> int:
+        arg = same.get(value)
+        return arg.id if isinstance(arg, Ref) else value
+
+    outputs = tuple(msgspec.structs.replace(output, value=final(output.value)) for output in program.outputs)
+    return msgspec.structs.replace(program, nodes=live(nodes, [o.value for o in outputs]), outputs=outputs)
+
+
+def live(nodes: list[Node], wanted: list[int]) -> tuple[Node, ...]:
+    """The nodes that ``wanted`` values need; results nobody reads become -1."""
+    needed = set(wanted)
+    kept: list[Node] = []
+    for node in reversed(nodes):
+        if any(value in needed for value in node.outputs):
+            needed.update(node_inputs(node))
+            kept.append(
+                msgspec.structs.replace(node, outputs=tuple(v if v in needed else -1 for v in node.outputs))
+            )
+    return tuple(reversed(kept))
