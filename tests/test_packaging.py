@@ -109,3 +109,12 @@ def test_wheel_and_sdist_hold_every_module_once(tmp_path: Path):
         names = wheel.namelist()
     assert sorted(name for name in names if name.endswith(".py")) == want
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"fxpar"}
+
+
+def test_every_name_of_fxpar_is_found_where_it_is_said_to_be():
+    import fxpar
+
+    for name in fxpar.__all__:
+        assert getattr(fxpar, name).__name__ == name and name in dir(fxpar)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        fxpar.nothing  # noqa: B018

@@ -55,7 +55,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         metavar="PATTERN=AXIS:PLACEMENT",
         help="pin a placement, such as 'layers.*.fc.weight=tp:Shard(0)'; may be repeated, adds to hints of model.py",
     )
-    group.add_argument("--outputs", type=option.names, default=("loss",), help="loss, or all outputs of the model (loss)")
+    group.add_argument("--outputs", type=option.names, default=("loss",), help="outputs to keep: loss or all (loss)")
     group = parser.add_argument_group("search")
     group.add_argument(
         "--gap", type=option.fraction, default=0.01, help="stop when proven within this fraction of the best (0.01)"
