@@ -158,13 +158,13 @@ def reach(program: Program, classes: Classes) -> dict[int, tuple[int, int]]:
 
 
 def batch_class(program: Program, batch_dim: int | None = None, classes: Classes | None = None) -> frozenset[int]:
-    """The classes that are the batch: empty when no input tensor has a dim of size > 1 (or ``batch_dim``).
+    """The classes that are the batch: empty when there is none (a batch of size 1, or a ``batch_dim`` no input has).
 
     Args:
         batch_dim: the dim of the input tensors that holds the batch, when the user says so. An input whose dim
             ``batch_dim`` is seen to be something else (a mask ``[s, s]`` beside ``x [b, s, d]``) does not count.
-            Without it the batch is what of an input most of the forward may be split along and least is obstructed;
-            then what more inputs carry, then the outer dim of the earlier input.
+            Without it the batch is what of an input most of the forward may be split along and least is obstructed,
+            then what more inputs carry, then the outer dim of the earlier input; never what a parameter carries too.
         classes: those of the program, when they are at hand.
 
     Inputs that do not carry the batch so found (the texts beside the images of a two-tower model) add their own where
@@ -179,6 +179,11 @@ def batch_class(program: Program, batch_dim: int | None = None, classes: Classes
         for dim, row in enumerate(input_rows):
             for k in sorted(row) if batch_dim in (None, dim) else ():
                 carried.setdefault(k, []).append((order, dim))
+    if batch_dim is None:
+        parameters = {c for i in program.inputs if i.kind == "parameter" for c in classes.of_value(i.value)}
+        for value in inputs:
+            for c in parameters.intersection(classes.of_value(value)):
+                carried.pop(kin[c], None)
     if not carried:
         return frozenset()
     score = reach(program, classes)
@@ -230,10 +235,10 @@ def names_of(program: Program, classes: Classes, batch: Iterable[int] = ()) -> t
         looked_up = any(not batch.isdisjoint(row) for row in index)
         give("vocab" if looked_up or not batch else "positions", weight[0])
         give("hidden", weight[1] if looked_up or not batch else ())
-    for query, key, *_ in rows.get("fxpar.attention.default", []):
+    for query, key, value, *_ in rows.get("fxpar.attention.default", []):
         give("heads", (*query[1], *key[1]))
         give("sequence", (*query[2], *key[2]))
-        give("head_dim", (*query[3], *key[3]))
+        give("head_dim", (*query[3], *key[3], *value[3]))
     for op in ("aten._softmax.default", "aten._safe_softmax.default"):
         for scores, *_ in rows.get(op, []):
             if len(scores) > 2:

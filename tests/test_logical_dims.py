@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fxpar.logical_dims import analyse, atoms_of, chain, twins
 from fxpar.plans.program import Program, Ref
 from fxpar.rules.choices import factors_on_atoms, site_of
-from tests.program_builder import ProgramBuilder
+from tests.program_builder import ProgramBuilder, programs
 
 torch.set_num_threads(1)
 
@@ -162,43 +162,6 @@ def test_equal_sizes_change_nothing(size: int):
     equal, distinct = block(size, size, size, size, size), block(2, 3, 5, 7, 11)
     counts = [[[len(atoms) for atoms in dims] for dims in p.dims] for p in (equal, distinct)]
     assert counts[0] == counts[1]
-
-
-SIZES = [1, 2, 3, 4, 6, 8, 12]
-
-
-@st.composite
-def programs(draw):
-    """Views, transposes, products, slices, joins and sums of random shapes."""
-    b = ProgramBuilder()
-    values = [b.enter(f"x{i}", tuple(draw(st.lists(st.sampled_from(SIZES), min_size=1, max_size=3)))) for i in range(3)]
-    for _ in range(draw(st.integers(1, 10))):
-        x = draw(st.sampled_from(values))
-        shape = b.types[x.id].shape
-        kind = draw(st.sampled_from(["view", "transpose", "mm", "slice", "cat", "add", "split", "repeat"]))
-        dim = draw(st.integers(0, len(shape) - 1))
-        if kind == "view":
-            total, new = math.prod(shape), []
-            while total > 1 and len(new) < 3:
-                new.append(draw(st.sampled_from([n for n in range(1, total + 1) if total % n == 0])))
-                total //= new[-1]
-            values.append(b.call("reshape", x, (*new, total)))
-        elif kind == "transpose":
-            values.append(b.call("transpose.int", x, dim, draw(st.integers(0, len(shape) - 1))))
-        elif kind == "mm" and len(shape) == 2:
-            values.append(b.call("mm", x, b.parameter(f"w{len(values)}", (shape[1], draw(st.sampled_from(SIZES))))))
-        elif kind == "slice":
-            low = draw(st.integers(0, shape[dim] - 1))
-            values.append(b.call("slice.Tensor", x, dim, low, draw(st.integers(low + 1, shape[dim]))))
-        elif kind == "cat":
-            values.append(b.call("cat", (x, x), dim))
-        elif kind == "add":
-            values.append(b.call("add.Tensor", x, b.enter(f"y{len(values)}", shape)))
-        elif kind == "split" and shape[dim] % 2 == 0:
-            values += b.call("split.Tensor", x, shape[dim] // 2, dim)
-        elif kind == "repeat" and math.prod(shape) < 200:
-            values.append(b.call("repeat", x, tuple(2 if d == dim else 1 for d in range(len(shape)))))
-    return b.done()
 
 
 @given(programs(), st.randoms(use_true_random=False))
