@@ -12,6 +12,7 @@ they nest, the outer (earlier) axis first.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -135,6 +136,22 @@ def local_shape(dims: Dims, layout: Layout, mesh: Mesh, coords: tuple[int, ...])
 def largest_shape(dims: Dims, layout: Layout, mesh: Mesh) -> tuple[int, ...]:
     """Local shape at coordinate 0 of every axis: with torch.chunk's sizes no rank holds more."""
     return local_shape(dims, layout, mesh, (0,) * len(mesh.axes))
+
+
+@lru_cache(maxsize=1_000_000)
+def largest_size(dims: Dims, layout: Layout, mesh: Mesh) -> int:
+    """Elements of the largest local tensor."""
+    parts: dict[tuple[int, int], list[int]] = {}
+    size = math.prod(a for atoms in dims for a in atoms)
+    for placement, ranks in zip(layout, mesh.sizes, strict=True):
+        if isinstance(placement, Shard):
+            parts.setdefault((placement.dim, placement.first), [placement.length]).append(ranks)
+    for (dim, first), (length, *ranks) in parts.items():
+        run = local = math.prod(dims[dim][first : first + length])
+        for n in ranks:
+            local = -(-local // n)
+        size = size // run * local if run else 0
+    return size
 
 
 def global_shape(dims: Dims) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import lru_cache
 
 import msgspec
 
@@ -28,7 +29,7 @@ class Mesh(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        return tuple(axis.size for axis in self.axes)
+        return _sizes(self)
 
     @property
     def world_size(self) -> int:
@@ -65,6 +66,11 @@ class Mesh(msgspec.Struct, frozen=True, array_like=True):
 
     def __str__(self) -> str:
         return ",".join(f"{a.name}={a.size}" for a in self.axes)
+
+
+@lru_cache(maxsize=4096)
+def _sizes(mesh: Mesh) -> tuple[int, ...]:
+    return tuple(axis.size for axis in mesh.axes)
 
 
 def parse_mesh(text: str) -> Mesh:

@@ -8,7 +8,7 @@ is device-neutral. A node with several results lists several outputs (no getitem
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal, TypeAlias, Union
+from typing import TYPE_CHECKING, Literal, TypeAlias, Union
 
 import msgspec
 
@@ -27,7 +27,18 @@ class Dtype(msgspec.Struct, frozen=True, tag="d", tag_field="t"):
     name: str
 
 
-Arg: TypeAlias = Union[None, bool, int, float, str, Ref, Dtype, tuple["Arg", ...]]
+Leaf: TypeAlias = Union[None, bool, int, float, str, Ref, Dtype]
+
+
+def _nested(depth: int) -> object:
+    """Leaves and tuples of them down to ``depth``: msgspec checks no type that names itself."""
+    return Leaf if depth == 0 else Union[Leaf, tuple[_nested(depth - 1), ...]]  # type: ignore[misc]
+
+
+if TYPE_CHECKING:
+    Arg: TypeAlias = Union[Leaf, tuple["Arg", ...]]
+else:
+    Arg = _nested(16)
 
 
 class TensorType(msgspec.Struct, frozen=True, array_like=True):

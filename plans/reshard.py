@@ -22,13 +22,15 @@ from fxpar.plans.layout import (
     Placement,
     Replicate,
     Shard,
-    largest_shape,
+    largest_size,
     layout_text,
     valid_layout,
 )
 from fxpar.plans.mesh import Mesh
 
-StepKind: TypeAlias = Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "slice", "to_partial"]
+StepKind: TypeAlias = Literal[
+    "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "slice", "to_partial", "alias"
+]
 COLLECTIVES: frozenset[str] = frozenset({"all_reduce", "reduce_scatter", "all_gather", "all_to_all"})
 
 
@@ -36,7 +38,8 @@ class Step(msgspec.Struct, frozen=True):
     """One step on mesh axis ``axis``: ``before`` and ``after`` differ on that axis only.
 
     ``slice`` keeps this rank's chunk; ``to_partial`` keeps the value on coordinate 0 of the axis and zeros elsewhere
-    (for a pending maximum or minimum: keeps it everywhere). Both are local.
+    (for a pending maximum or minimum: keeps it everywhere). Both are local. ``alias`` changes nothing: two runs that
+    start together and divide evenly cut the tensor into the same pieces (``(8 128)`` over 4 ranks, and its ``8``).
     """
 
     kind: StepKind
@@ -71,6 +74,21 @@ def step_kind(old: Placement, new: Placement) -> StepKind | None:
     return None
 
 
+def same_pieces(old: Shard, new: Shard, dims: Dims, ranks: int) -> bool:
+    """True when two overlapping runs cut into the same pieces over ``ranks``."""
+    if (old.dim, old.first) != (new.dim, new.first):
+        return False
+    shorter = min(old.length, new.length)
+    return math.prod(dims[old.dim][old.first : old.first + shorter]) % ranks == 0
+
+
+def _kind(layout: Layout, axis: int, new: Placement, dims: Dims, mesh: Mesh) -> StepKind | None:
+    old = layout[axis]
+    if isinstance(old, Shard) and isinstance(new, Shard) and old.overlaps(new):
+        return "alias" if same_pieces(old, new, dims, mesh.sizes[axis]) else None
+    return step_kind(old, new)
+
+
 def _legal(layout: Layout, axis: int, new: Placement) -> bool:
     """Shards nest outer axis first: a run may be cut or joined on an axis only while no inner axis cuts it."""
     inner = [p for p in layout[axis + 1 :] if isinstance(p, Shard)]
@@ -80,7 +98,7 @@ def _legal(layout: Layout, axis: int, new: Placement) -> bool:
 def step_elements(kind: StepKind, before: Layout, after: Layout, axis: int, dims: Dims, mesh: Mesh) -> int:
     """Elements one rank sends for the step (0 for local steps); the largest shard counts."""
     n = mesh.sizes[axis]
-    full = max(math.prod(largest_shape(dims, before, mesh)), math.prod(largest_shape(dims, after, mesh)))
+    full = max(largest_size(dims, before, mesh), largest_size(dims, after, mesh))
     if kind == "all_reduce":
         return 2 * full * (n - 1) // n
     if kind in ("all_gather", "reduce_scatter", "all_to_all"):
@@ -112,7 +130,7 @@ def reshard_steps(source: Layout, target: Layout, dims: Dims, mesh: Mesh) -> tup
         done.add(layout)
         for axis, choices in enumerate(options):
             for new in choices:
-                kind = step_kind(layout[axis], new) if new != layout[axis] else None
+                kind = _kind(layout, axis, new, dims, mesh) if new != layout[axis] else None
                 after = (*layout[:axis], new, *layout[axis + 1 :])
                 if kind is None or after in done or not _legal(layout, axis, new) or not valid_layout(after, dims):
                     continue

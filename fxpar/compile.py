@@ -1,0 +1,182 @@
+"""From a model to a plan: capture, logical dims, search, and everything the plan file records."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import nn
+
+from fxpar.capture import capture
+from fxpar.cost.cluster import Cluster, parse_cluster
+from fxpar.hubs import insert_hubs
+from fxpar.logical_dims import analyse
+from fxpar.model_source import ModelSource
+from fxpar.optimizer_state import optimizer_state_bytes
+from fxpar.plans.codec import program_digest
+from fxpar.plans.errors import FxparError, UnsupportedError
+from fxpar.plans.mesh import Mesh, parse_mesh
+from fxpar.plans.plan import Candidate, Certificate, Fingerprint, Plan
+from fxpar.plans.program import Program
+from fxpar.prices import Prices
+from fxpar.progress import Progress, silent
+from fxpar.restrict import check_axis_names
+from fxpar.rules.fingerprint import rules_digest
+from fxpar.search import Request, natural_meshes, random_decisions, run_search
+from fxpar.simulate import simulate
+from fxpar.version import VERSION
+
+
+@dataclass(frozen=True)
+class CompileResult:
+    """A plan, ready to be written."""
+
+    plan: Plan
+
+
+def capture_program(source: ModelSource, *, outputs: Sequence[str], precision: str, progress: Progress) -> tuple[
+    Program, nn.Module
+]:
+    """Build the model (on meta where its source allows) and capture it, hubs and logical dims included."""
+    with progress("building the model"):
+        model = build_model(source)
+        args, kwargs = source.example_inputs()
+    with progress("capturing the training graph"):
+        program = capture(
+            model, args, kwargs, loss=source.loss, outputs="all" if "all" in outputs else "loss",
+        )
+    with progress("cutting logical dims"):
+        return analyse(insert_hubs(program)), model
+
+
+def build_model(source: ModelSource) -> nn.Module:
+    """The model on meta for transformers configurations (they may be of any size), on the CPU for a model.py."""
+    torch.manual_seed(source.seed)
+    if "task" in source.meta:
+        with torch.device("meta"):
+            return source.build()
+    return source.build()
+
+
+def compile_model(
+    source: ModelSource,
+    *,
+    cluster: str | None = None,
+    mesh: Mesh | str | None = None,
+    memory: int | None = None,
+    precision: str = "fp32",
+    hints: Sequence[str] = (),
+    gap: float = 0.01,
+    random_choices: int | None = None,
+    zero: int | None = None,
+    recompute: str | None = None,
+    microbatches: int | None = None,
+    outputs: Sequence[str] = ("loss",),
+    progress: Progress = silent,
+) -> CompileResult:
+    """Choose a plan for one training step of the model.
+
+    Args:
+        cluster: as for ``--cluster``; None: one node of CPU ranks as large as the mesh.
+        mesh: as for ``--mesh``; None: meshes of the cluster's shape are tried.
+        memory: bytes per device a plan may use; None: what the cluster has.
+        gap: stop when proven within this fraction of the best.
+        random_choices: a seed: any feasible plan instead of the best.
+        outputs: ``("loss",)`` or ``("all",)``.
+
+    Raises:
+        FxparError: with its subclasses, whatever stops the model, the request or the search.
+    """
+    for option, given in (("--zero", zero is not None), ("--recompute", recompute not in (None, "off")),
+                          ("--microbatches", microbatches not in (None, 1)), ("--hint", bool(hints))):
+        if given:
+            raise UnsupportedError(f"{option} is not available in this version", way_out=f"leave {option} out")
+    unknown = sorted(set(outputs) - {"loss", "all"})
+    if unknown:
+        raise UnsupportedError(f"outputs {', '.join(unknown)} cannot be chosen by name in this version",
+                               way_out="--outputs loss or --outputs all")
+    wanted = parse_mesh(mesh) if isinstance(mesh, str) else mesh
+    if wanted is not None:
+        check_axis_names(wanted)
+    machine = chosen_cluster(cluster, wanted)
+    program, model = capture_program(source, outputs=outputs, precision=precision, progress=progress)
+    state = optimizer_state_bytes(source, list(model.named_parameters()))
+
+    def optimizer_bytes(dtype: str, name: str) -> int:
+        return state[name].bytes_per_element if name in state else 0
+
+    @cache
+    def prices(of: Mesh) -> Prices:
+        return Prices(machine, of)
+
+    budget = memory if memory is not None else machine.usable_bytes
+    candidates: list[Candidate] = []
+    if random_choices is not None:
+        meshes = [wanted] if wanted is not None else list(natural_meshes(machine.nodes, machine.devices_per_node))
+        decisions = random_decisions(program, meshes[0], random_choices)
+        prediction = simulate(program, decisions, prices(meshes[0]), optimizer_bytes)
+        certificate = Certificate("random", prediction.step_ns, 0, 1.0)
+    else:
+        request = Request(program, prices, budget, optimizer_bytes, source.batch_dim, gap, progress)
+        tried = (wanted,) if wanted is not None else natural_meshes(machine.nodes, machine.devices_per_node)
+        pinned = wanted is not None and any(a.name in ("dp", "tp") for a in wanted.axes)
+        found, candidates = run_search(request, tried, pinned=pinned)
+        decisions, prediction = found.decisions, found.prediction
+        certificate = replace_status(found.certificate, "pinned") if pinned else found.certificate
+    plan = Plan(
+        program, decisions, machine.name if cluster is None else cluster, budget, prediction, tuple(candidates),
+        certificate, fingerprint(program, model),
+        provenance=(("model", source.name), ("precision", precision), ("outputs", ",".join(outputs)),
+                    ("optimizer state", "measured"), ("figures", f"simulated ({machine.origin} rates)")),
+    )
+    return CompileResult(plan)
+
+
+def replace_status(certificate: Certificate, status: str) -> Certificate:
+    """The certificate of a plan whose axes the user pinned: its bound holds under that pin only."""
+    return Certificate(status, certificate.cost_ns, certificate.bound_ns, certificate.gap)  # type: ignore[arg-type]
+
+
+def chosen_cluster(cluster: str | None, mesh: Mesh | None) -> Cluster:
+    """The cluster asked for, or as many CPU ranks as the mesh has.
+
+    Raises:
+        FxparError: neither is given, or the mesh does not use every device of the cluster.
+    """
+    if cluster is None:
+        if mesh is None:
+            raise FxparError("neither a cluster nor a mesh is given", way_out="--cluster 2x8:h100, or --mesh 2x2")
+        return parse_cluster(str(mesh.world_size))
+    machine = parse_cluster(cluster)
+    if mesh is not None and mesh.world_size != machine.world_size:
+        raise FxparError(
+            f"mesh {mesh} has {mesh.world_size} ranks and cluster {cluster} {machine.world_size} devices",
+            way_out="give a mesh whose sizes multiply to the number of devices",
+        )
+    return machine
+
+
+def fingerprint(program: Program, model: nn.Module) -> Fingerprint:
+    """What the plan was made from."""
+    return Fingerprint(
+        program_digest(program), rules_digest(), torch.__version__.partition("+")[0], VERSION, module_sources(model)
+    )
+
+
+def module_sources(model: nn.Module) -> tuple[tuple[str, str], ...]:
+    """(class, sha256 of its source) of every module class of the model; torch's own classes by name only."""
+    classes = sorted({type(m) for m in model.modules()}, key=lambda c: (c.__module__, c.__qualname__))
+    result = []
+    for c in classes:
+        if c.__module__.split(".")[0] == "torch":
+            continue
+        try:
+            text = inspect.getsource(c)
+        except (OSError, TypeError):
+            continue  # made in a shell or by exec: nothing to compare later
+        result.append((f"{c.__module__}.{c.__qualname__}", hashlib.sha256(text.encode()).hexdigest()))
+    return tuple(result)

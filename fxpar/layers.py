@@ -1,0 +1,54 @@
+"""Nodes and inputs of repeated layers, tied into classes that share one decision.
+
+``layers.0.mlp`` and ``layers.17.mlp`` have the same class when the node at the same place of the layer has the same
+op, arguments, shapes and logical dims. Tying is a constraint, never a claim: a tied plan is a plan.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from fxpar.plans.program import Program
+from fxpar.rules.choices import Site, site_of
+
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+
+
+@dataclass(frozen=True)
+class Classes:
+    """``nodes[n]`` and ``inputs[i]`` are class ids (one numbering for both); ``sizes[c]`` counts members.
+
+    ``sites[n]`` is the site of node ``n`` (equal for all members of a class).
+    """
+
+    nodes: tuple[int, ...]
+    inputs: tuple[int, ...]
+    sizes: tuple[int, ...]
+    sites: tuple[Site, ...]
+
+
+def layer_key(path: str) -> str:
+    """A dotted path with its numbers replaced: ``"layers.3.mlp"`` -> ``"layers.*.mlp"``."""
+    return _NUMBER.sub("*", path)
+
+
+def tie_layers(program: Program, *, tied: bool = True) -> Classes:
+    """Classes of a program's nodes and inputs; every one its own class when not ``tied``."""
+    sites = tuple(site_of(n, program) for n in program.nodes)
+    ordinal: Counter[tuple[str, str]] = Counter()
+    ids: dict[Hashable, int] = {}
+    nodes, inputs = [], []
+    for index, (node, site) in enumerate(zip(program.nodes, sites, strict=True)):
+        place = (node.module, node.phase)
+        key: Hashable = (layer_key(node.module), node.phase, ordinal[place], site) if tied else index
+        ordinal[place] += 1
+        nodes.append(ids.setdefault(key, len(ids)))
+    for index, item in enumerate(program.inputs):
+        kind, dims = program.types[item.value], program.dims[item.value]
+        key = (item.kind, layer_key(item.name), kind, dims, item.requires_grad) if tied else ("input", index)
+        inputs.append(ids.setdefault(key, len(ids)))
+    counts = Counter([*nodes, *inputs])
+    return Classes(tuple(nodes), tuple(inputs), tuple(counts[c] for c in range(len(ids))), sites)

@@ -1,0 +1,88 @@
+"""What a choice costs on a cluster: ns of a local op, ns of a reshard, bytes of a stored shard.
+
+Prices are of the rank at coordinate 0 of every axis, which holds the largest shards.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from fxpar.cost.cluster import Cluster
+from fxpar.cost.collectives import CollectiveKind, collective_ns
+from fxpar.cost.compute import Work, compute_ns
+from fxpar.cost.op_work import TensorShape, tensor_bytes, work_of
+from fxpar.plans.layout import Dims, Layout, largest_shape, largest_size
+from fxpar.plans.mesh import Mesh
+from fxpar.plans.program import TensorType
+from fxpar.plans.reshard import COLLECTIVES, Step, reshard_steps
+from fxpar.rules.choices import JointChoice, Site
+from fxpar.rules.factor_rule import argument_names
+
+
+@dataclass(frozen=True, eq=False)
+class Prices:
+    """Prices on one mesh of one cluster."""
+
+    cluster: Cluster
+    mesh: Mesh
+
+    def op_ns(self, site: Site, choice: JointChoice) -> int:
+        """Time of the local op. Hubs and views are free."""
+        if site.call.op == "fxpar.hub.default":
+            return 0
+        return compute_ns(self.cluster.device, local_work(site, choice, self.mesh))
+
+    def reshard_ns(self, source: Layout, target: Layout, dims: Dims, kind: TensorType) -> int:
+        """Time of all steps from one layout to another."""
+        return _reshard_ns(self, source, target, dims, kind.dtype)
+
+    def step_ns(self, step: Step, dims: Dims, dtype: str) -> int:
+        """Time of one reshard step."""
+        if step.kind == "alias":
+            return 0
+        size = step_bytes(step, dims, dtype, self.mesh)
+        if step.kind in COLLECTIVES:
+            return self.collective_ns(step.kind, step.axis, size)  # type: ignore[arg-type]
+        # slices and zeroings are copies of what stays
+        return compute_ns(self.cluster.device, Work("memory", 0, 2 * size, dtype))
+
+    def collective_ns(self, kind: CollectiveKind, axis: int | tuple[int, ...], size: int) -> int:
+        """Time of a collective of ``size`` bytes (the full tensor of one rank)."""
+        return _collective_ns(self, kind, axis, size)
+
+    def stored_bytes(self, layout: Layout, dims: Dims, dtype: str) -> int:
+        """Bytes of the largest shard."""
+        return tensor_bytes(TensorShape((largest_size(dims, layout, self.mesh),), dtype))
+
+
+def step_bytes(step: Step, dims: Dims, dtype: str, mesh: Mesh) -> int:
+    """Bytes of the full tensor of the step on one rank (of the kept piece, for local steps)."""
+    size = largest_size(dims, step.after, mesh)
+    if step.kind in COLLECTIVES:
+        size = max(size, largest_size(dims, step.before, mesh))
+    return tensor_bytes(TensorShape((size,), dtype))
+
+
+@lru_cache(maxsize=500_000)
+def _reshard_ns(prices: Prices, source: Layout, target: Layout, dims: Dims, dtype: str) -> int:
+    return sum(prices.step_ns(s, dims, dtype) for s in reshard_steps(source, target, dims, prices.mesh))
+
+
+@lru_cache(maxsize=200_000)
+def _collective_ns(prices: Prices, kind: CollectiveKind, axis: int | tuple[int, ...], size: int) -> int:
+    return collective_ns(prices.cluster, prices.mesh.sizes, axis, kind, size)
+
+
+def local_work(site: Site, choice: JointChoice, mesh: Mesh) -> Work:
+    """Flops and bytes of the largest local call."""
+    call = site.call
+    inputs = [
+        TensorShape(largest_shape(d, lay, mesh), t.dtype)
+        for d, lay, t in zip(site.inputs, choice.inputs, call.inputs, strict=True)
+    ]
+    outputs = [
+        None if t is None or d is None else TensorShape(largest_shape(d, lay, mesh), t.dtype)
+        for d, lay, t in zip(site.outputs, choice.outputs, call.outputs, strict=True)
+    ]
+    return work_of(call.op, inputs, outputs, dict(zip(argument_names(call.op), call.args, strict=True)))

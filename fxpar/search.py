@@ -1,0 +1,219 @@
+"""Which plan: the solver's on every mesh considered, beside the plans people make by hand.
+
+Each candidate is rewritten and simulated; the fastest that fits the memory wins, so the chosen plan is never worse
+than plain data parallel, ZeRO-3 or Megatron tensor parallel under the same cost model.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from fxpar.formulate import MEMORY_UNIT, Formulation, formulate, output_layouts
+from fxpar.layers import tie_layers
+from fxpar.names import batch_class, classes_of
+from fxpar.plans.errors import Infeasible
+from fxpar.plans.mesh import Axis, Mesh
+from fxpar.plans.plan import Candidate, Certificate, Decisions, Prediction
+from fxpar.plans.program import Program
+from fxpar.prices import Prices
+from fxpar.progress import Progress
+from fxpar.restrict import Restriction, roles_of, weight_operands, weight_values
+from fxpar.rules.choices import joint_choices
+from fxpar.simulate import OptimizerBytes, simulate
+from fxpar.solver.solution import Solution
+from fxpar.solver.solve import solve
+from fxpar.stored import stored_layouts
+
+# solved again with a smaller budget at most this often when the simulator finds more memory in use than the problem
+# knows of (gathered copies, temporaries)
+MEMORY_ROUNDS = 3
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """What is searched: the program (dims and hubs in), prices per mesh, limits."""
+
+    program: Program
+    prices: Callable[[Mesh], Prices]
+    budget_bytes: int
+    optimizer_bytes: OptimizerBytes
+    batch_dim: int | None
+    gap: float
+    progress: Progress
+
+
+@dataclass(frozen=True)
+class Found:
+    """One simulated candidate."""
+
+    name: str
+    decisions: Decisions
+    prediction: Prediction
+    certificate: Certificate
+    fits: bool
+
+    def candidate(self) -> Candidate:
+        return Candidate(self.name, self.decisions.mesh, self.fits, self.prediction)
+
+
+def natural_meshes(nodes: int, devices: int) -> tuple[Mesh, ...]:
+    """Meshes tried when the user names none: the cluster's own shape, and one more axis inside a node of 4 or more."""
+    shapes: list[tuple[int, ...]] = [tuple(n for n in (nodes, devices) if n > 1) or (1,)]
+    if nodes == 1 and devices >= 4 and devices % 2 == 0:
+        shapes.append((2, devices // 2))
+    return tuple(Mesh(tuple(Axis(f"a{i}", n) for i, n in enumerate(s))) for s in shapes)
+
+
+def manual_roles(mesh: Mesh) -> tuple[tuple[str, tuple[str, ...], bool], ...]:
+    """Hand-made plans on a mesh of free axes: (name, roles, parameters cut on dp)."""
+    axes = len(mesh.axes)
+    tensor = (*("dp",) * (axes - 1), "tp")
+    return (
+        ("data parallel", ("dp",) * axes, False),
+        ("ZeRO-3", ("dp",) * axes, True),
+        ("Megatron tensor parallel" if axes == 1 else "data + Megatron tensor parallel", tensor, False),
+    )
+
+
+class Search:
+    """Candidates of one request; :meth:`run` finds them all."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        program = request.program
+        self.classes = classes_of(program)
+        self.batch = frozenset(batch_class(program, request.batch_dim))
+        self.weights = weight_operands(program)
+        self.weight_values = weight_values(program, self.weights)
+
+    def restriction(self, roles: tuple[str, ...], sharded: bool) -> Restriction:
+        """Filters for axes in the given roles."""
+        classes, batch, program = self.classes, self.batch, self.request.program
+        return Restriction(
+            program, roles,
+            lambda node, factor: classes.of_factor[node][factor] in batch,
+            lambda item, dim, atom: classes.of_atom[program.inputs[item].value][dim][atom] in batch,
+            self.weights, self.weight_values, sharded,
+        )
+
+    def formulate(self, mesh: Mesh, roles: tuple[str, ...], sharded: bool, budget: int | None) -> Formulation:
+        """The problem on a mesh with axes in the given roles."""
+        restriction = self.restriction(roles, sharded)
+        restricted = any(roles)
+        return formulate(
+            self.request.program, mesh, self.request.prices(mesh), budget_bytes=budget,
+            optimizer_bytes=self.request.optimizer_bytes,
+            node_filter=restriction.nodes if restricted else None,
+            input_filter=restriction.inputs if restricted else None,
+        )
+
+    def found(self, name: str, decisions: Decisions, certificate: Certificate) -> Found:
+        """Simulate decisions."""
+        request = self.request
+        prediction = simulate(request.program, decisions, request.prices(decisions.mesh), request.optimizer_bytes)
+        return Found(name, decisions, prediction, certificate, prediction.peak_bytes <= request.budget_bytes)
+
+    def manual(self, mesh: Mesh) -> list[Found]:
+        """The hand-made plans on a mesh, whether they fit or not."""
+        results = []
+        for name, roles, sharded in manual_roles(mesh):
+            with self.request.progress(f"{name} on {mesh}"):
+                formulation = self.formulate(mesh, roles, sharded, None)
+                solution = solve(formulation.problem, gap=self.request.gap)
+                results.append(self._solved(name, formulation, solution))
+        return [r for r in results if r is not None]
+
+    def best(self, mesh: Mesh, roles: tuple[str, ...], starts: Sequence[Found]) -> Found | None:
+        """The solver's plan on a mesh, the budget tightened while the simulator finds it exceeded."""
+        request = self.request
+        budget = request.budget_bytes
+        formulation = self.formulate(mesh, roles, False, budget)
+        result: Found | None = None
+        for _ in range(MEMORY_ROUNDS):
+            with request.progress(f"solving on {mesh}"):
+                candidates = [a for s in starts if s.decisions.mesh.sizes == mesh.sizes
+                              and (a := formulation.assignment(s.decisions)) is not None]
+                solution = solve(formulation.problem, gap=request.gap, candidates=candidates)
+            solved = self._solved("fxpar", formulation, solution)
+            if solved is None:
+                return result
+            result = solved
+            if result.fits:
+                return result
+            excess = result.prediction.peak_bytes - request.budget_bytes
+            budget -= excess + excess // 8
+            if budget <= 0:
+                return result
+            formulation = Formulation(
+                formulation.program, formulation.mesh, formulation.classes, formulation.node_states,
+                formulation.input_states, _with_budget(formulation, budget),
+            )
+        return result
+
+    def _solved(self, name: str, formulation: Formulation, solution: Solution) -> Found | None:
+        if solution.assignment is None or solution.cost is None:
+            return None
+        status = "optimal" if solution.status.value == "optimal" else "feasible"
+        certificate = Certificate(status, solution.cost, solution.bound, solution.gap or 0.0)  # type: ignore[arg-type]
+        return self.found(name, formulation.decisions(solution.assignment), certificate)
+
+
+def _with_budget(formulation: Formulation, budget: int):  # type: ignore[no-untyped-def]  # noqa: ANN202
+    from fxpar.solver.problem import Problem
+
+    p = formulation.problem
+    return Problem(p.variables, p.edges, p.tables, budget // MEMORY_UNIT)
+
+
+def run_search(request: Request, meshes: Sequence[Mesh], *, pinned: bool) -> tuple[Found, list[Candidate]]:
+    """The plan to use and every candidate that was compared (the chosen one first).
+
+    Args:
+        meshes: tried in turn.
+        pinned: the user named the axes: only plans that obey the names are chosen, the hand-made ones are shown beside.
+
+    Raises:
+        Infeasible: nothing fits the memory.
+    """
+    search = Search(request)
+    manual: list[Found] = []
+    own: list[Found] = []
+    for mesh in meshes:
+        manual += search.manual(mesh)
+        plan = search.best(mesh, roles_of(mesh), manual)
+        own += [plan] if plan is not None else []
+    pool = own if pinned else [*own, *manual]
+    fitting = [f for f in pool if f.fits]
+    if not fitting:
+        raise too_large(pool or manual, request.budget_bytes)
+    chosen = min(fitting, key=lambda f: f.prediction.step_ns)
+    others = [f for f in (*own, *manual) if f is not chosen]
+    return chosen, [f.candidate() for f in (chosen, *others)]
+
+
+def too_large(pool: Sequence[Found], budget: int) -> Infeasible:
+    """The error when nothing fits, with the parts of the smallest candidate."""
+    gib = 2**30
+    if not pool:
+        return Infeasible(f"the model does not fit: no plan found within {budget / gib:.2f} GiB per device",
+                          way_out="give more devices (--cluster, --mesh) or more memory (--memory)")
+    least = min(pool, key=lambda f: f.prediction.peak_bytes)
+    p = least.prediction
+    return Infeasible(
+        f"the model does not fit: it needs {p.peak_bytes / gib:.2f} GiB of {budget / gib:.2f} GiB per device",
+        where=f"the smallest plan found: {least.name} on {least.decisions.mesh}",
+        numbers=f"GiB: parameters {p.parameter_bytes / gib:.2f}, gradients {p.gradient_bytes / gib:.2f}, "
+                f"optimizer {p.optimizer_bytes / gib:.2f}, activations {p.activation_bytes / gib:.2f}",
+        way_out="give more devices (--cluster, --mesh), more memory (--memory), or a smaller batch",
+    )
+
+
+def random_decisions(program: Program, mesh: Mesh, seed: int) -> Decisions:
+    """Any feasible decisions: a uniformly drawn choice for every node and input, layers not tied."""
+    draw = random.Random(seed)
+    classes = tie_layers(program, tied=False)
+    choices = tuple(draw.choice(joint_choices(site, mesh)).names for site in classes.sites)
+    inputs = tuple(draw.choice(stored_layouts(i, program.dims[i.value], mesh)) for i in program.inputs)
+    return Decisions(mesh, choices, inputs, output_layouts(program, inputs, mesh))

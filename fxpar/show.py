@@ -1,0 +1,182 @@
+"""What a plan decides and predicts, for people and as plain data."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from fxpar.layers import layer_key
+from fxpar.plans.layout import layout_text
+from fxpar.plans.plan import Candidate, Plan, Prediction
+from fxpar.plans.text import canonical_text
+
+GIB = 2**30
+
+
+def plan_facts(plan: Plan) -> dict[str, Any]:
+    """Everything ``fxpar show`` prints, as plain data; times in ns, sizes in bytes; figures are simulated."""
+    return {
+        "model": dict(plan.provenance).get("model", ""),
+        "mesh": {a.name: a.size for a in plan.decisions.mesh.axes},
+        "cluster": plan.cluster,
+        "memory_bytes": plan.memory_bytes,
+        "prediction": _facts(plan.prediction),
+        "candidates": [
+            {"name": c.name, "mesh": str(c.mesh), "fits": c.fits, "note": c.note,
+             "prediction": None if c.prediction is None else _facts(c.prediction)}
+            for c in plan.candidates
+        ],
+        "certificate": {
+            "status": plan.certificate.status, "cost_ns": plan.certificate.cost_ns,
+            "bound_ns": plan.certificate.bound_ns, "gap": plan.certificate.gap,
+        },
+        "parameters": [{"names": k, "layout": lay, "count": n} for (k, lay), n in parameter_layouts(plan).items()],
+        "work": dict(split_work(plan)),
+        "nodes": len(plan.program.nodes),
+        "fingerprint": {"program": plan.fingerprint.program, "rules": plan.fingerprint.rules,
+                        "torch": plan.fingerprint.torch, "fxpar": plan.fingerprint.fxpar},
+        "provenance": dict(plan.provenance),
+    }
+
+
+def _facts(p: Prediction) -> dict[str, Any]:
+    return {
+        "step_ns": p.step_ns, "compute_ns": p.compute_ns, "communication_ns": p.communication_ns,
+        "exposed_ns": p.exposed_ns, "peak_bytes": p.peak_bytes, "parameter_bytes": p.parameter_bytes,
+        "gradient_bytes": p.gradient_bytes, "optimizer_bytes": p.optimizer_bytes,
+        "activation_bytes": p.activation_bytes, "label": "simulated",
+        "collectives": [{"kind": c.kind, "axis": c.axis, "count": c.count, "bytes": c.bytes, "ns": c.ns}
+                        for c in p.collectives],
+    }
+
+
+def parameter_layouts(plan: Plan) -> Counter[tuple[str, str]]:
+    """(name with layer numbers starred, layout) -> how many parameters."""
+    return Counter(
+        (layer_key(i.name), layout_text(lay))
+        for i, lay in zip(plan.program.inputs, plan.decisions.inputs, strict=True) if i.kind == "parameter"
+    )
+
+
+def split_work(plan: Plan) -> Counter[str]:
+    """How the matmuls, convolutions and attentions of the forward are split: per axis what each choice does."""
+    from fxpar.rules.choices import choice_by_names, site_of
+
+    heavy = {"aten.mm.default", "aten.addmm.default", "aten.bmm.default", "aten.baddbmm.default",
+             "aten.convolution.default", "fxpar.attention.default"}
+    counts: Counter[str] = Counter()
+    for node, names in zip(plan.program.nodes, plan.decisions.choices, strict=True):
+        if node.op not in heavy or node.phase != "forward":
+            continue
+        choice = choice_by_names(site_of(node, plan.program), names, plan.decisions.mesh)
+        if choice is not None:
+            inputs = ", ".join(layout_text(lay) for lay in choice.inputs)
+            counts[f"{node.op.split('.')[1]}: {inputs} -> {layout_text(choice.outputs[0])}"] += 1
+    return counts
+
+
+def plan_text(plan: Plan, *, full: bool = False) -> str:
+    """The report of ``fxpar show``; ``full``: the plan's canonical text as well."""
+    p, mesh = plan.prediction, plan.decisions.mesh
+    made = dict(plan.provenance)
+    lines = [
+        f"{made.get('model', 'model')} on {plan.cluster}, mesh {mesh} ({mesh.world_size} ranks), "
+        f"{made.get('precision', '')}".rstrip(", "),
+        "",
+        f"step {ms(p.step_ns)} ({made.get('figures', 'simulated')}): compute {ms(p.compute_ns)}, "
+        f"exposed communication {ms(p.exposed_ns)} of {ms(p.communication_ns)}",
+        f"memory {gib(p.peak_bytes)} of {gib(plan.memory_bytes)} per device: parameters {gib(p.parameter_bytes)}, "
+        f"gradients {gib(p.gradient_bytes)}, optimizer {gib(p.optimizer_bytes)}, "
+        f"activations {gib(p.activation_bytes)}",
+    ]
+    if p.collectives:
+        lines += ["", "collectives of one step and rank"]
+        lines += table([("", "axis", "count", "tensors", "time"), *(
+            (c.kind, c.axis, str(c.count), size(c.bytes), ms(c.ns)) for c in p.collectives)])
+    lines += ["", "parameters"]
+    lines += table([(f"{n} x" if n > 1 else "", key, lay) for (key, lay), n in _by_layout(plan)])
+    work = split_work(plan)
+    if work:
+        lines += ["", "matmuls, convolutions and attention of the forward (operands -> result, one entry per axis)"]
+        lines += table([(f"{n} x", text) for text, n in work.most_common(8)])
+        if len(work) > 8:
+            lines.append(f"  and {len(work) - 8} more kinds (--full shows every op)")
+    if plan.candidates:
+        lines += ["", "plans compared, same cost model (simulated)"]
+        lines += table([("", "mesh", "step", "compute", "exposed", "memory", ""), *map(_candidate_row, plan.candidates)])
+        lines += ["", *reasons(plan)]
+    c = plan.certificate
+    lines += ["", f"certificate: {c.status}; cost of the priced problem {ms(c.cost_ns)}, proven bound {ms(c.bound_ns)}, "
+                  f"gap {c.gap:.2%}"]
+    if full:
+        lines += ["", canonical_text(plan).rstrip()]
+    return "\n".join(lines)
+
+
+def _by_layout(plan: Plan) -> list[tuple[tuple[str, str], int]]:
+    """Parameters of a layout joined into one line where there are many names."""
+    joined: dict[str, list[tuple[str, int]]] = {}
+    for (key, lay), n in parameter_layouts(plan).items():
+        joined.setdefault(lay, []).append((key, n))
+    rows: list[tuple[tuple[str, str], int]] = []
+    for lay, names in joined.items():
+        shown = ", ".join(name.split(".", 1)[-1] if len(names) > 1 else name for name, _ in names[:4])
+        more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+        rows.append(((shown + more, lay), sum(n for _, n in names)))
+    return rows
+
+
+def _candidate_row(c: Candidate) -> tuple[str, ...]:
+    p = c.prediction
+    if p is None:
+        return (c.name, str(c.mesh), "-", "-", "-", "-", c.note)
+    return (c.name, str(c.mesh), ms(p.step_ns), ms(p.compute_ns), ms(p.exposed_ns), gib(p.peak_bytes),
+            "" if c.fits else "does not fit")
+
+
+def reasons(plan: Plan) -> list[str]:
+    """Why this plan: where its time goes beside each other candidate."""
+    chosen = plan.prediction
+    lines = []
+    for c in plan.candidates[1:]:
+        if c.prediction is None:
+            continue
+        if not c.fits:
+            over = c.prediction.peak_bytes - plan.memory_bytes
+            lines.append(f"{c.name} on {c.mesh} does not fit by {gib(over)}")
+            continue
+        compute = c.prediction.compute_ns - chosen.compute_ns
+        exposed = c.prediction.exposed_ns - chosen.exposed_ns
+        if compute + exposed <= 0:
+            lines.append(f"{c.name} on {c.mesh} is as fast")
+            continue
+        parts = [f"{ms(abs(d))} {'more' if d > 0 else 'less'} {what}"
+                 for d, what in ((compute, "compute"), (exposed, "exposed communication")) if d]
+        lines.append(f"{c.name} on {c.mesh} takes {(compute + exposed) / chosen.step_ns:.1%} longer: {', '.join(parts)}")
+    return lines
+
+
+def table(rows: list[tuple[str, ...]]) -> list[str]:
+    """Rows as aligned, indented lines."""
+    widths = [max(len(r[i]) for r in rows) for i in range(len(rows[0]))] if rows else []
+    return ["  " + "  ".join(cell.ljust(w) for cell, w in zip(r, widths, strict=True)).rstrip() for r in rows]
+
+
+def ms(ns: int) -> str:
+    """A time for people."""
+    if abs(ns) >= 10**9:
+        return f"{ns / 1e9:.2f} s"
+    return f"{ns / 1e6:.2f} ms" if abs(ns) >= 10**6 else f"{ns / 1e3:.1f} us"
+
+
+def gib(count: int) -> str:
+    """Bytes for people, in GiB or less."""
+    return f"{count / GIB:.2f} GiB" if count >= GIB // 10 else size(count)
+
+
+def size(count: int) -> str:
+    """Bytes for people."""
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= scale:
+            return f"{count / scale:.1f} {unit}"
+    return f"{count} B"

@@ -1,0 +1,196 @@
+"""What a plan will cost: the rewritten program of one rank, replayed without tensors.
+
+The program replayed IS the one that runs (``fxpar.runtime.rewrite``), on the rank at coordinate 0 of every axis, which
+holds the largest shards. Time: one compute stream in program order and one communication stream; a collective starts
+when its operand is ready and the stream is free, and a step waits for the collectives it reads. Memory: bytes of live
+local tensors, freed after their last reader; views and what they look at share storage.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fxpar.cost.compute import Work, compute_ns
+from fxpar.cost.op_work import TensorShape, tensor_bytes, work_of
+from fxpar.plans.plan import CollectiveTotal, Decisions, Prediction
+from fxpar.plans.program import Program, TensorType
+from fxpar.prices import Prices
+from fxpar.rules.factor_rule import argument_names
+from fxpar.runtime.local import CollectiveStep, LocalProgram, LocalStep, OpStep
+from fxpar.runtime.rewrite.passes import rewrite
+
+OptimizerBytes = Callable[[str, str], int]
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Result of replaying one local program: ns of the step, of compute, of all and of exposed communication."""
+
+    step_ns: int
+    compute_ns: int
+    communication_ns: int
+    totals: tuple[CollectiveTotal, ...]
+
+    @property
+    def exposed_ns(self) -> int:
+        return self.step_ns - self.compute_ns
+
+
+def simulate(program: Program, decisions: Decisions, prices: Prices, optimizer_bytes: OptimizerBytes) -> Prediction:
+    """Time and memory of one training step under the decisions."""
+    local = rewrite(program, decisions, (0,) * len(decisions.mesh.axes))
+    timeline = replay_time(local, prices)
+    static = replay_static(program, local, optimizer_bytes)
+    peak, activations = replay_memory(local, gradient_positions(program))
+    return Prediction(
+        step_ns=timeline.step_ns,
+        compute_ns=timeline.compute_ns,
+        communication_ns=timeline.communication_ns,
+        exposed_ns=timeline.exposed_ns,
+        peak_bytes=peak + static.optimizer,
+        parameter_bytes=static.parameters,
+        gradient_bytes=static.gradients,
+        optimizer_bytes=static.optimizer,
+        activation_bytes=activations,
+        collectives=timeline.totals,
+    )
+
+
+def replay_time(local: LocalProgram, prices: Prices) -> Timeline:
+    """Replay on a compute and a communication stream."""
+    ready = [0] * len(local.types)
+    compute = link = busy = communication = 0
+    counts: Counter[tuple[str, int]] = Counter()
+    moved: Counter[tuple[str, int]] = Counter()
+    spent: Counter[tuple[str, int]] = Counter()
+    for step in local.steps:
+        start = max([ready[v] for v in step.reads], default=0)
+        if isinstance(step, CollectiveStep):
+            time = prices.collective_ns(step.kind, step.axis, step.bytes)
+            # issued when compute reaches it: not before its place in the program
+            link = max(link, start, compute) + time
+            communication += time
+            done = link
+            key = (step.kind, step.axis)
+            counts[key] += 1
+            moved[key] += step.bytes
+            spent[key] += time
+        else:
+            time = local_step_ns(step, local, prices)
+            compute = max(compute, start) + time
+            busy += time
+            done = compute
+        for value in step.writes:
+            ready[value] = done
+    totals = tuple(
+        CollectiveTotal(kind, local.mesh.axes[axis].name, counts[kind, axis], moved[kind, axis], spent[kind, axis])
+        for kind, axis in sorted(counts)
+    )
+    end = max([compute, *(ready[v] for v in local.outputs)])
+    return Timeline(end, busy, communication, totals)
+
+
+def local_step_ns(step: OpStep | LocalStep, local: LocalProgram, prices: Prices) -> int:
+    """Time of a step without communication."""
+    if isinstance(step, LocalStep):
+        kept = local.types[step.output]
+        return compute_ns(prices.cluster.device, Work("memory", 0, 2 * _bytes(kept), kept.dtype))
+    names = argument_names(step.op)
+    work = work_of(
+        step.op,
+        [_shape(local.types[v]) for v in step.operands],
+        [None if v < 0 else _shape(local.types[v]) for v in step.outputs],
+        dict(zip(names, step.args, strict=True)),
+    )
+    return compute_ns(prices.cluster.device, work)
+
+
+def _shape(kind: TensorType) -> TensorShape:
+    return TensorShape(kind.shape, kind.dtype)
+
+
+def _bytes(kind: TensorType) -> int:
+    return tensor_bytes(_shape(kind))
+
+
+@dataclass(frozen=True)
+class Static:
+    """Bytes that live through the whole step: stored parameters and buffers, gradients, optimizer state."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+
+
+def replay_static(program: Program, local: LocalProgram, optimizer_bytes: OptimizerBytes) -> Static:
+    """Bytes of the stored shards of one rank."""
+    parameters = gradients = optimizer = 0
+    for item, value in zip(program.inputs, local.inputs, strict=True):
+        kind = local.types[value]
+        if item.kind in ("parameter", "buffer"):
+            parameters += _bytes(kind)
+        if item.kind == "parameter" and item.requires_grad:
+            optimizer += optimizer_bytes(kind.dtype, item.name) * math.prod(kind.shape)
+    for output, value in zip(program.outputs, local.outputs, strict=True):
+        if output.kind == "gradient":
+            gradients += _bytes(local.types[value])
+    return Static(parameters, gradients, optimizer)
+
+
+def gradient_positions(program: Program) -> tuple[int, ...]:
+    """Positions of the gradients among the program's outputs."""
+    return tuple(i for i, o in enumerate(program.outputs) if o.kind == "gradient")
+
+
+def replay_memory(local: LocalProgram, gradients: tuple[int, ...]) -> tuple[int, int]:
+    """(peak, activations) in bytes: the most that is live at once (inputs included), and the most of it that is
+    neither a program input nor a gradient."""
+    root = storage_roots(local)
+    last: dict[int, int] = {}
+    for index, step in enumerate(local.steps):
+        for value in (*step.reads, *step.writes):
+            last[root[value]] = index
+    for value in (*local.inputs, *local.outputs):
+        last[root[value]] = len(local.steps)
+    freed: dict[int, list[int]] = defaultdict(list)
+    for value, index in last.items():
+        freed[index].append(value)
+    fixed = {root[v] for v in local.inputs} | {root[local.outputs[p]] for p in gradients}
+    sizes = [_bytes(kind) for kind in local.types]
+    live = sum(sizes[v] for v in {root[v] for v in local.inputs})
+    temporary = most_temporary = 0
+    peak = live
+    for index, step in enumerate(local.steps):
+        for value in step.writes:
+            if root[value] == value:
+                live += sizes[value]
+                temporary += 0 if value in fixed else sizes[value]
+        peak, most_temporary = max(peak, live), max(most_temporary, temporary)
+        for value in freed[index]:
+            live -= sizes[value]
+            temporary -= 0 if value in fixed else sizes[value]
+    return peak, most_temporary
+
+
+def storage_roots(local: LocalProgram) -> list[int]:
+    """Per local value, the value whose storage it shares (itself when it owns it)."""
+    root = list(range(len(local.types)))
+    for step in local.steps:
+        if isinstance(step, OpStep) and step.operands and _shares(step, local):
+            for value in step.writes:
+                root[value] = root[step.operands[0]]
+    return root
+
+
+def _shares(step: OpStep, local: LocalProgram) -> bool:
+    inputs = [_shape(local.types[v]) for v in step.operands]
+    outputs = [None if v < 0 else _shape(local.types[v]) for v in step.outputs]
+    return work_of(step.op, inputs, outputs, {}).kind == "view" if _cheap(step.op) else False
+
+
+def _cheap(op: str) -> bool:
+    # convolution and attention need their arguments to be counted, and are no views
+    return not op.startswith(("aten.convolution", "fxpar.attention"))

@@ -1,0 +1,90 @@
+"""A plan as canonical text: every field, one fact a line, the same text for the same plan; made for diff and review."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+
+from fxpar.plans.layout import Dims, layout_text
+from fxpar.plans.plan import Plan, Prediction
+from fxpar.plans.program import Arg, Dtype, Ref
+
+
+def canonical_text(plan: Plan) -> str:
+    """The whole plan as lines; ends with a newline."""
+    return "\n".join(text_lines(plan)) + "\n"
+
+
+def diff_text(old: Plan, new: Plan, old_name: str, new_name: str) -> str:
+    """A unified diff of two plans' canonical texts, empty when they are equal."""
+    lines = difflib.unified_diff(list(text_lines(old)), list(text_lines(new)), old_name, new_name, lineterm="")
+    return "\n".join(lines)
+
+
+def text_lines(plan: Plan) -> Iterator[str]:
+    """The lines of :func:`canonical_text`."""
+    program, decisions = plan.program, plan.decisions
+    yield f"mesh {decisions.mesh}"
+    yield f"cluster {plan.cluster}"
+    yield f"memory {plan.memory_bytes}"
+    yield from _prediction(plan.prediction, "")
+    c = plan.certificate
+    yield f"certificate {c.status} cost {c.cost_ns} bound {c.bound_ns} gap {c.gap!r}"
+    for candidate in plan.candidates:
+        yield f"candidate {candidate.name!r} mesh {candidate.mesh} fits {candidate.fits} {candidate.note}".rstrip()
+        if candidate.prediction is not None:
+            yield from _prediction(candidate.prediction, "  ")
+    f = plan.fingerprint
+    yield f"fingerprint program {f.program} rules {f.rules} torch {f.torch} fxpar {f.fxpar}"
+    for name, digest in f.modules:
+        yield f"module {name} {digest}"
+    for key, value in plan.provenance:
+        yield f"made {key}: {value}"
+    for path, value in program.baked:
+        yield f"baked {path} = {value}"
+    for constant in program.constants:
+        yield f"constant {constant.type.dtype}{list(constant.type.shape)} {constant.data.hex()}"
+    yield f"call ({', '.join(program.call)})"
+    yield f"structure {_arg(program.structure)}"
+    for item, layout in zip(program.inputs, decisions.inputs, strict=True):
+        ties = f" ties {','.join(item.ties)}" if item.ties else ""
+        grad = " trained" if item.requires_grad else ""
+        kept = "" if item.persistent else " not-in-state-dict"
+        yield (f"v{item.value} = {item.kind} {item.name} {_type(plan, item.value)} stored {layout_text(layout)}"
+               f"{grad}{kept}{ties}")
+    again = set(decisions.recompute)
+    for index, (node, choice) in enumerate(zip(program.nodes, decisions.choices, strict=True)):
+        outputs = ", ".join("_" if v < 0 else f"v{v} {_type(plan, v)}" for v in node.outputs)
+        repeated = " recomputed" if index in again else ""
+        yield (f"{outputs} = {node.op}({', '.join(_arg(a) for a in node.args)}) [{' '.join(choice)}] {node.phase}"
+               f"{repeated}  # {node.module} {node.source}".rstrip())
+    for output, layout in zip(program.outputs, decisions.outputs, strict=True):
+        yield f"{output.kind} {output.name} = v{output.value} {layout_text(layout)}"
+
+
+def _prediction(p: Prediction, indent: str) -> Iterator[str]:
+    yield (f"{indent}simulated step {p.step_ns} compute {p.compute_ns} communication {p.communication_ns} "
+           f"exposed {p.exposed_ns} ns")
+    yield (f"{indent}memory peak {p.peak_bytes} parameters {p.parameter_bytes} gradients {p.gradient_bytes} "
+           f"optimizer {p.optimizer_bytes} activations {p.activation_bytes} bytes")
+    for c in p.collectives:
+        yield f"{indent}collective {c.kind} on {c.axis} count {c.count} bytes {c.bytes} ns {c.ns}"
+
+
+def _type(plan: Plan, value: int) -> str:
+    kind = plan.program.types[value]
+    return f"{kind.dtype}[{', '.join(_dim(atoms) for atoms in plan.program.dims[value])}]"
+
+
+def _dim(atoms: Dims | tuple[int, ...]) -> str:
+    return "1" if not atoms else str(atoms[0]) if len(atoms) == 1 else f"({' '.join(map(str, atoms))})"
+
+
+def _arg(arg: Arg) -> str:
+    if isinstance(arg, Ref):
+        return f"v{arg.id}"
+    if isinstance(arg, Dtype):
+        return arg.name
+    if isinstance(arg, tuple):
+        return f"({', '.join(_arg(a) for a in arg)})"
+    return repr(arg)
