@@ -44,8 +44,12 @@ class Arcs:
         across = allowed[:, live[v]] if end == u else allowed[live[u]].T
         return np.asarray(across.any(axis=1))
 
-    def assign(self, live: list[BoolArray], v: int, state: int) -> bool:
-        """Leaves `state` alone live at v and propagates. False if some variable loses its last state."""
+    def assign(self, live: list[BoolArray], v: int, state: int, decided: list[bool]) -> bool:
+        """Leaves `state` alone live at v and propagates. False if some variable loses its last state.
+
+        Marks v in `decided`; variables assigned before need no second look, as all that is left fits them.
+        """
+        decided[v] = True
         live[v] = np.arange(len(live[v])) == state
         changed = []
         for link in self.links_of[v]:
@@ -53,15 +57,19 @@ class Arcs:
             allowed = self.allowed[ends.table]
             assert allowed is not None
             other, row = (ends.v, allowed[state]) if ends.u == v else (ends.u, allowed[:, state])
+            if decided[other]:
+                continue
             smaller = live[other] & row
             if (smaller != live[other]).any():
                 live[other] = smaller
                 changed.append(other)
                 if not smaller.any():
                     return False
-        return self.propagate(live, changed) is None
+        return self.propagate(live, changed, decided) is None
 
-    def propagate(self, live: list[BoolArray], changed: Sequence[int]) -> int | None:
+    def propagate(
+        self, live: list[BoolArray], changed: Sequence[int], decided: Sequence[bool] | None = None
+    ) -> int | None:
         """Removes unsupported states from `live` (arrays are replaced, not written to), starting at `changed`.
 
         Returns the variable that lost its last state, or None.
@@ -76,6 +84,8 @@ class Arcs:
             for link in self.links_of[v]:
                 ends = self.graph.links[link]
                 other = ends.v if ends.u == v else ends.u
+                if decided is not None and decided[other]:
+                    continue
                 smaller = live[other] & self.supported(link, other, live)
                 if (smaller == live[other]).all():
                     continue

@@ -14,15 +14,15 @@ from fractions import Fraction
 
 import numpy as np
 
-from fxpar.solver.graph import Graph, IntArray
+from fxpar.solver.graph import BLOCKED, Graph, IntArray
 from fxpar.solver.min_plus import MinPlus
 from fxpar.solver.problem import LARGEST_TOTAL_COST, largest_finite
 
 #: A price is an integer count of 1 / 2**PRICE_BITS scaled ns per 64 KiB unit.
 PRICE_BITS = 10
 
-#: A message beyond this means that the bound grows without limit: the forbidden pairs leave nothing.
-DIVERGED = 2**55
+#: No honest total, scaled and priced, reaches this: a bound that does shows that the forbidden pairs leave nothing.
+DIVERGED = 2**54
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,10 +83,10 @@ def scale(graph: Graph, shift: int | None = None) -> Scaled:
     """Prepares `graph`; the shift is as large as the magnitude of the costs allows unless given."""
     if shift is None:
         total = sum(largest_finite(costs) for costs in graph.costs)
-        spread = [int(np.where(table < DIVERGED, table, 0).max()) for table in graph.tables]
+        spread = [int(np.where(table < BLOCKED, table, 0).max()) for table in graph.tables]
         total += sum(spread[link.table] for link in graph.links)
         shift = max(0, min(10, LARGEST_TOTAL_COST.bit_length() - 2 - total.bit_length()))
-    tables = tuple(np.where(table < DIVERGED, table << shift, table) for table in graph.tables)
+    tables = tuple(np.where(table < BLOCKED, table << shift, table) for table in graph.tables)
     return Scaled(
         graph=graph,
         shift=shift,
@@ -142,7 +142,7 @@ class Passing:
                 share = self.total(costs, v) // self.shares[v]
                 for position, push in self.later[v]:
                     message = push.push(share - self.down[position])
-                    self.up[position] = message - message.min()
+                    self.up[position] = message - np.minimum.reduce(message)
         bound = 0
         for v in range(len(costs) - 1, -1, -1):
             total = self.total(costs, v)
@@ -150,12 +150,12 @@ class Passing:
                 share = total // self.shares[v] if self.shares[v] > 1 else total
                 for position, push in self.earlier[v]:
                     message = push.push(share - self.up[position])
-                    least = message.min()
+                    least = np.minimum.reduce(message)
                     self.down[position] = message - least
                     bound += int(least)
-                    self.diverged |= bool(self.down[position].max() >= DIVERGED)
                 total = total - share * len(self.earlier[v])
-            bound += int(total.min())
+            bound += int(np.minimum.reduce(total))
+        self.diverged = bound >= DIVERGED
         return bound
 
 

@@ -21,6 +21,7 @@ def decode(passing: Passing, costs: list[IntArray], arcs: Arcs) -> list[int] | N
     graph, tables = passing.scaled.graph, passing.scaled.tables
     live = all_states(graph)
     choice = [0] * graph.size
+    decided = [False] * graph.size
     for v in range(graph.size):
         total = costs[v]
         for position, _ in passing.earlier[v]:
@@ -30,7 +31,7 @@ def decode(passing: Passing, costs: list[IntArray], arcs: Arcs) -> list[int] | N
             total = total + passing.down[position]
         if arcs.links_of[v]:
             choice[v] = int(np.where(live[v], total, BIG).argmin())
-            if not arcs.assign(live, v, choice[v]):
+            if not arcs.assign(live, v, choice[v], decided):
                 return None
         else:
             choice[v] = int(total.argmin())

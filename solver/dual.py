@@ -16,6 +16,7 @@ from fxpar.solver.graph import BLOCKED, BoolArray, Graph, IntArray, restrict
 
 #: Sweeps at one price, and how many without progress end them.
 SWEEPS_PER_PRICE = 12
+SWEEPS_AT_ZERO = 25
 SWEEPS_AT_LAST = 150
 STALLED_AFTER = 4
 #: A sweep that closes less than 1 / this of what is open between bound and best makes no progress.
@@ -42,7 +43,7 @@ class Dual:
 
     bound     ns, the best proven so far (None: no sweep yet); `messages` and `price` prove it.
     best      the cheapest choice found that fits the budget, with `best_cost` in ns, or None.
-    pool      per variable the states that some decoded choice used.
+    pool      the choices found, without repetition.
     """
 
     def __init__(self, graph: Graph, arcs: Arcs) -> None:
@@ -55,7 +56,7 @@ class Dual:
         self.price = 0
         self.best: list[int] | None = None
         self.best_cost: int | None = None
-        self.pool: list[BoolArray] = [np.zeros(len(costs), dtype=bool) for costs in graph.costs]
+        self.pool: dict[tuple[int, ...], int] = {}
         self.impossible = False
         self.exact_bound: int | None = None
         self.exact_price = 0
@@ -66,8 +67,7 @@ class Dual:
         cost = self.graph.cost(choice)
         if cost >= BLOCKED:
             return
-        for mask, state in zip(self.pool, choice, strict=True):
-            mask[state] = True
+        self.pool.setdefault(tuple(choice), cost)
         fits = self.graph.budget is None or self.graph.weight(choice) <= self.graph.budget
         if fits and (self.best_cost is None or (cost, choice) < (self.best_cost, self.best)):
             self.best, self.best_cost = list(choice), cost
@@ -79,9 +79,12 @@ class Dual:
         """
         self._gap = gap
         self._at_most = at_most
-        first = self._at(0, SWEEPS_AT_LAST)
         budget = self.graph.budget
-        if first is None or budget is None or first.memory <= budget or self._done():
+        first = self._at(0, SWEEPS_AT_LAST if budget is None else SWEEPS_AT_ZERO)
+        if first is None or budget is None or self._done():
+            return
+        if first.memory <= budget:
+            self._run(0, SWEEPS_AT_LAST)
             return
         low, high = first, None
         price = self._first_price(first)
@@ -113,6 +116,19 @@ class Dual:
         if self.exact_bound is None or self.exact_bound < by_messages:
             return by_messages, self.price
         return self.exact_bound, self.exact_price
+
+    def pooled_states(self, share: int) -> list[BoolArray]:
+        """Per variable the states that the best 1 / `share` of the pool use, best by cost priced at the final price."""
+        per_unit = self.scaled.rational(self.proven()[1])
+        worth = {choice: cost + per_unit * self.graph.weight(choice) for choice, cost in self.pool.items()}
+        chosen = sorted(self.pool, key=lambda choice: (worth[choice], choice))[: -(-len(worth) // share)]
+        if self.best is not None:
+            chosen.append(tuple(self.best))
+        masks = [np.zeros(len(costs), dtype=bool) for costs in self.graph.costs]
+        for choice in chosen:
+            for mask, state in zip(masks, choice, strict=True):
+                mask[state] = True
+        return masks
 
     def _done(self) -> bool:
         costs = [cost for cost in (self.best_cost, self._at_most) if cost is not None]
@@ -155,7 +171,7 @@ class Dual:
         for number in range(sweeps):
             bound = self.scaled.true_bound(self.passing.sweep(costs), price)
             if self.passing.diverged:
-                self.impossible = self.impossible or bound >= BLOCKED
+                self.impossible = True
                 break
             if self.bound is None or bound > self.bound:
                 self.bound, self.price, self.messages = bound, price, self.passing.messages

@@ -34,7 +34,7 @@ class MinPlus:
     def push(self, a: IntArray) -> IntArray:
         """The vector out[j] = min_i (a[i] + table[i, j])."""
         if self.column_of is None:
-            return (self.core + a[:, None]).min(axis=0)
+            return np.minimum.reduce(self.core + a[:, None], axis=0)
         assert self.row_order is not None and self.row_starts is not None
         least = np.minimum.reduceat(a[self.row_order], self.row_starts)
-        return (self.core + least[:, None]).min(axis=0)[self.column_of]
+        return np.minimum.reduce(self.core + least[:, None], axis=0)[self.column_of]

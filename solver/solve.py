@@ -115,10 +115,12 @@ class _Run:
         if self.best_cost is None or self.best is None or (cost, assignment) < (self.best_cost, self.best):
             self.best, self.best_cost = assignment, cost
 
-    def raise_bound(self, bound: int, multiplier: Fraction) -> None:
-        """Takes over a bound on every assignment that is better than the best so far."""
-        if self.best_cost is not None:
-            bound = min(bound, self.best_cost)
+    def raise_bound(self, bound: int, multiplier: Fraction, pruned: bool) -> None:
+        """Takes over a bound; once states are `pruned` by cost it holds for what is better than the best so far."""
+        if self.best_cost is not None and bound > self.best_cost:
+            if not pruned:
+                raise RuntimeError(f"internal error: bound {bound} ns above a feasible cost {self.best_cost} ns")
+            bound = self.best_cost
         if self.bound is None or bound > self.bound:
             self.bound, self.multiplier = bound, multiplier
 
@@ -139,8 +141,8 @@ class _Run:
     def by_rounds(self, graph: Graph) -> bool:
         """Bounds, decodes, prunes and settles until close enough or out of ideas. False: proven to be infeasible."""
         current = graph
-        for _ in range(ROUNDS):
-            dual = self.bounded(current)
+        for number in range(ROUNDS):
+            dual = self.bounded(current, pruned=number > 0)
             if dual.impossible:
                 return self.best is not None and self.nothing_better()
             if self.best is None and not self.find_any(dual):
@@ -160,7 +162,7 @@ class _Run:
             current = smaller
         return True
 
-    def bounded(self, graph: Graph) -> Dual:
+    def bounded(self, graph: Graph, pruned: bool) -> Dual:
         """Runs the search over prices on `graph` and takes over what it finds."""
         dual = Dual(graph, Arcs(graph))
         known = None if self.best is None else graph.positions(self.best)
@@ -170,7 +172,7 @@ class _Run:
         if dual.best is not None:
             self.offer(graph.original(dual.best))
         bound, price = dual.proven()
-        self.raise_bound(bound, dual.scaled.rational(price))
+        self.raise_bound(bound, dual.scaled.rational(price), pruned)
         self.progress(f"{'elimination' if dual.narrow else 'message passing'}: {self.standing()}")
         return dual
 
@@ -209,21 +211,27 @@ class _Run:
         return dual.scaled.room(minimum, dual.price, self.best_cost - 1)
 
     def pooled(self, dual: Dual) -> Graph | None:
-        """The graph of `dual` with the states that were decoded, and as many of the next best as stay small."""
+        """The graph of `dual` with the states of good decoded choices, and as many of the next best as stay small."""
+        arcs = Arcs(dual.graph)
+        for share in (1, 2, 4, 8, 16):
+            chosen = self.consistent(dual.graph, arcs, dual.pooled_states(share))
+            if chosen is not None and residue_size(chosen) <= POOL_SIZE:
+                break
         rises = excesses(dual.scaled, dual.messages, dual.scaled.priced(dual.price))
         widest = max(int(rise.max()) for rise in rises) if self.best_cost is None else self.rise_allowed(dual)
-        arcs = Arcs(dual.graph)
-        chosen: Graph | None = None
-        for halvings in range(40, -1, -2):
-            masks = [pool | (rise <= widest >> halvings) for pool, rise in zip(dual.pool, rises, strict=True)]
-            live = arc_consistent(arcs, masks)
-            if live is None:
-                continue
-            graph = restrict(dual.graph, live)
-            if chosen is not None and residue_size(graph) > POOL_SIZE:
-                break
-            chosen = graph
+        used = dual.pooled_states(share)
+        for halvings in range(12, -1, -2):
+            masks = [mask | (rise <= widest >> halvings) for mask, rise in zip(used, rises, strict=True)]
+            graph = self.consistent(dual.graph, arcs, masks)
+            if graph is not None and residue_size(graph) > POOL_SIZE:
+                return graph if chosen is None else chosen
+            chosen = graph or chosen
         return chosen
+
+    def consistent(self, graph: Graph, arcs: Arcs, masks: list[BoolArray]) -> Graph | None:
+        """`graph` with the states of `masks` that can be part of anything; None if nothing can."""
+        live = arc_consistent(arcs, masks)
+        return None if live is None else restrict(graph, live)
 
     def settle(self, graph: Graph | None, whole: bool) -> None:
         """Solves `graph` exactly within the effort. `whole`: it holds everything that could beat the best."""
@@ -236,7 +244,7 @@ class _Run:
         if whole and found.settled:
             self.nothing_better()
         elif whole and found.bound is not None:
-            self.raise_bound(found.bound, self.multiplier)
+            self.raise_bound(found.bound, self.multiplier, pruned=True)
         self.progress(f"exact search in {_count(graph)} states: {self.standing()}")
 
     def nothing_better(self) -> bool:

@@ -43,9 +43,10 @@ def layered(blocks, axes=2, seed=0, budget=None, per_block=8, modes=True):
         if kind == "plain":
             return base
         if kind == "forward":
-            grid = [[base, FORBIDDEN, base], [base, base * 2, base], [base, base * 2, base]]
-            grid[1][1] = np.where(base >= FORBIDDEN, FORBIDDEN, np.minimum(base, FORBIDDEN // 2) * 2)
-            grid[2][1] = grid[1][1]
+            barred = base >= FORBIDDEN
+            again = np.where(barred, FORBIDDEN, 2 * np.where(barred, 0, base))
+            # A dropped operand cannot be recomputed from; a recomputed reader reshards its operand twice.
+            grid = [[base, FORBIDDEN, base], [base, again, base], [base, again, base]]
             full = np.empty((3 * count, 3 * count), dtype=np.int64)
             for a in range(3):
                 for b in range(3):
@@ -75,7 +76,8 @@ def layered(blocks, axes=2, seed=0, budget=None, per_block=8, modes=True):
     for block in range(blocks):
         for op in range(per_block):
             v = len(variables)
-            variables.append(Variable(f"f{block}.{op}", *states(work[op], sizes[op] // 10, "forward" if modes else "b")))
+            numbers = states(work[op], sizes[op] // 10, "forward" if modes else "all")
+            variables.append(Variable(f"f{block}.{op}", *numbers))
             forward.append((v, op))
             if last_forward is not None:
                 edges.append(Edge(last_forward, v, reshard(sizes[op], forward_kind)))
