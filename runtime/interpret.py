@@ -112,4 +112,3 @@ def run_global(program: Program, values: Mapping[int, Tensor], device: torch.dev
                     if last_use[value] == index and value not in kept:
                         known.pop(value, None)
     return [known[output.value] for output in program.outputs]
-

@@ -1,0 +1,112 @@
+"""The collectives of a local program on real process groups: start early, finish at first use.
+
+``start_*`` packs and issues, ``finish_*`` waits, trims and shapes; both are called from generated code with numbers,
+tensors and a group's name only. This is the one file that knows torch's functional collectives (private names).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from fxpar.runtime.local import Cut, Swap
+from fxpar.runtime.packing import (
+    Shape,
+    exchange_sizes,
+    local_slice,
+    pack_exchange,
+    pack_gather,
+    pack_row,
+    pack_scatter,
+    unpack_exchange,
+    unpack_gather,
+    unpack_row,
+    unpack_scatter,
+)
+
+_ops = torch.ops._c10d_functional
+
+
+def _wire(tensor: torch.Tensor) -> torch.Tensor:
+    """Bools travel as bytes: the libraries know no bool."""
+    return tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
+
+
+def _unwire(buffer: torch.Tensor, is_bool: bool) -> torch.Tensor:
+    arrived = _ops.wait_tensor(buffer)
+    return arrived.view(torch.bool) if is_bool else arrived
+
+
+def start_all_reduce(tensors: list[torch.Tensor], reduce: str, group: str) -> torch.Tensor:
+    """Issue the reduction of a bucket of tensors."""
+    if len(tensors) == 1:
+        return _ops.all_reduce(_wire(tensors[0].contiguous()), reduce, group)
+    return _ops.all_reduce_(_wire(pack_row(tensors)), reduce, group)
+
+
+def finish_all_reduce(buffer: torch.Tensor, shapes: list[Shape], is_bool: bool) -> list[torch.Tensor]:
+    """The bucket's tensors."""
+    return unpack_row(_unwire(buffer, is_bool), shapes)
+
+
+def start_all_gather(
+    tensor: torch.Tensor, outer: int, lengths: list[int], inner: int, me: int, group: str
+) -> torch.Tensor:
+    """Issue the gathering of ``[outer, lengths[i], inner]``."""
+    return _ops.all_gather_into_tensor(
+        _wire(pack_gather(tensor, Cut(outer, tuple(lengths), inner), me)), len(lengths), group
+    )
+
+
+def finish_all_gather(
+    buffer: torch.Tensor, outer: int, lengths: list[int], inner: int, shape: Shape, is_bool: bool
+) -> torch.Tensor:
+    """The whole."""
+    return unpack_gather(_unwire(buffer, is_bool), Cut(outer, tuple(lengths), inner), shape)
+
+
+def start_reduce_scatter(
+    tensor: torch.Tensor, outer: int, lengths: list[int], inner: int, reduce: str, group: str
+) -> torch.Tensor:
+    """Issue the reduction of which rank ``i`` keeps ``[outer, lengths[i], inner]``."""
+    return _ops.reduce_scatter_tensor(
+        _wire(pack_scatter(tensor, Cut(outer, tuple(lengths), inner))), reduce, len(lengths), group
+    )
+
+
+def finish_reduce_scatter(
+    buffer: torch.Tensor, outer: int, lengths: list[int], inner: int, me: int, shape: Shape, is_bool: bool
+) -> torch.Tensor:
+    """This rank's piece."""
+    return unpack_scatter(_unwire(buffer, is_bool), Cut(outer, tuple(lengths), inner), me, shape)
+
+
+def _swap(around: list[int], joined: list[int], cut: list[int], joined_first: bool) -> Swap:
+    outer, middle, inner = around
+    return Swap(outer, middle, inner, tuple(joined), tuple(cut), joined_first)
+
+
+def start_all_to_all(
+    tensor: torch.Tensor, around: list[int], joined: list[int], cut: list[int], joined_first: bool, me: int, group: str
+) -> torch.Tensor:
+    """Issue the exchange; ``around`` is (outer, middle, inner)."""
+    swap = _swap(around, joined, cut, joined_first)
+    sent, received = exchange_sizes(swap, me)
+    return _ops.all_to_all_single(_wire(pack_exchange(tensor, swap, me)), received, sent, group)
+
+
+def finish_all_to_all(
+    buffer: torch.Tensor, around: list[int], joined: list[int], cut: list[int], joined_first: bool, me: int,
+    shape: Shape, is_bool: bool,
+) -> torch.Tensor:
+    """The joined region, cut anew."""
+    return unpack_exchange(_unwire(buffer, is_bool), _swap(around, joined, cut, joined_first), me, shape)
+
+
+def take_slice(tensor: torch.Tensor, outer: int, start: int, length: int, inner: int, shape: Shape) -> torch.Tensor:
+    """This rank's chunk of a value it holds whole."""
+    return local_slice(tensor, outer, start, length, inner, shape)
+
+
+def zeros_alike(tensor: torch.Tensor) -> torch.Tensor:
+    """The summand of a rank that adds nothing."""
+    return torch.zeros_like(tensor)

@@ -1,0 +1,168 @@
+"""LocalProgram -> FX graph modules that run one rank's forward and backward.
+
+Generated identifiers only (``v0``, ``v1`` ...): nothing of a plan file becomes source text except numbers and the
+quoted string arguments of ops. Collectives start where the program has them and finish right before their first use,
+so whatever stands between the two overlaps. Both functions take ONE list of tensors and empty it: an activation is
+freed as soon as backward has used it.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.graph import CodeGen
+
+from fxpar.plans.program import Program
+from fxpar.runtime import collectives as comm
+from fxpar.runtime.groups import MeshGroups
+from fxpar.runtime.interpret import operator_of
+from fxpar.runtime.local import CollectiveStep, Cut, LocalProgram, LocalStep, OpStep, Swap
+from fxpar.runtime.op_call import call_arguments
+from fxpar.runtime.rewrite.partition import Halves, partition
+
+Boxed = Callable[[list[Any]], tuple[Any, ...]]
+"""Takes a list of tensors, empties it, returns the results."""
+
+
+@dataclass(frozen=True)
+class Executable:
+    """Both halves as code; ``halves`` says what goes in and out."""
+
+    halves: Halves
+    forward: Boxed
+    backward: Boxed
+
+
+def build(program: Program, local: LocalProgram, groups: MeshGroups) -> Executable:
+    """Code for the rewritten local program of this rank."""
+    halves = partition(program, local)
+    return Executable(halves, graph_of(halves.forward, groups), graph_of(halves.backward, groups))
+
+
+def graph_of(local: LocalProgram, groups: MeshGroups) -> fx.GraphModule:
+    """One half as a boxed GraphModule."""
+    return _Writer(local, groups).module()
+
+
+class BoxedCodeGen(CodeGen):
+    """The generated function takes one list and clears it."""
+
+    def gen_fn_def(self, free_vars: list[str], maybe_return_annotation: str, **_: Any) -> str:
+        names = [text.split(":")[0].split("=")[0].strip() for text in free_vars if text != "self"]
+        lines = [f"def {self._func_name}(self, boxed){maybe_return_annotation}:"]
+        if names:
+            lines += [f"    {', '.join(names)}, = boxed", "    boxed.clear()"]
+        return "\n".join(lines)
+
+
+class _Writer:
+    """Writes one graph; used once."""
+
+    def __init__(self, local: LocalProgram, groups: MeshGroups) -> None:
+        self.local, self.groups = local, groups
+        self.graph = fx.Graph()
+        self.graph.set_codegen(BoxedCodeGen())
+        self.known: dict[int, fx.Node] = {}
+        self.pending: dict[int, Callable[[], None]] = {}
+        self.count = 0
+
+    def module(self) -> fx.GraphModule:
+        for value in self.local.inputs:
+            self.known[value] = self.graph.placeholder(self.name())
+        for step in self.local.steps:
+            if isinstance(step, OpStep):
+                self.op(step)
+            elif isinstance(step, LocalStep):
+                self.local_step(step)
+            else:
+                self.collective(step)
+        self.graph.output(tuple(self.value(v) for v in self.local.outputs))
+        self.graph.lint()
+        return fx.GraphModule(torch.nn.Module(), self.graph)
+
+    def name(self) -> str:
+        self.count += 1
+        return f"v{self.count}"
+
+    def call(self, function: Callable[..., Any], *args: Any, **named: Any) -> fx.Node:
+        return self.graph.create_node("call_function", function, args, named, name=self.name())
+
+    def value(self, value: int) -> fx.Node:
+        """The node of a local value; a collective that is under way is waited for."""
+        if value in self.pending:
+            self.pending.pop(value)()
+        return self.known[value]
+
+    def op(self, step: OpStep) -> None:
+        for value in step.operands:
+            self.value(value)
+        positional, named = call_arguments(step.op, step.args, self.known, self.groups.device)
+        node = self.call(operator_of(step.op), *positional, **named)
+        returns = operator_of(step.op)._schema.returns
+        if len(returns) == 1 and not str(returns[0].type).startswith("List"):
+            self.known[step.outputs[0]] = node
+            return
+        for position, value in enumerate(step.outputs):
+            if value >= 0:
+                self.known[value] = self.call(operator.getitem, node, position)
+
+    def local_step(self, step: LocalStep) -> None:
+        operand = self.value(step.value)
+        if step.kind == "slice":
+            shape = self.local.types[step.output].shape
+            node = self.call(comm.take_slice, operand, step.outer, step.start, step.length, step.inner, shape)
+        else:
+            node = operand if step.keep else self.call(comm.zeros_alike, operand)
+        self.known[step.output] = node
+
+    def collective(self, step: CollectiveStep) -> None:
+        operands = [self.value(v) for v in step.values]
+        group, me = self.groups.names[step.axis], self.local.coords[step.axis]
+        shapes = [self.local.types[v].shape for v in step.outputs]
+        is_bool = step.dtype == "bool"
+        if step.kind == "all_reduce":
+            buffer = self.call(comm.start_all_reduce, operands, step.reduce, group)
+            self.later(step, lambda: self.spread(step, self.call(comm.finish_all_reduce, buffer, shapes, is_bool)))
+            return
+        around: tuple[Any, ...]
+        match step.geometry:
+            case Cut(outer, lengths, inner):
+                around = (outer, lengths, inner)
+            case Swap(outer, middle, inner, joined, cut, joined_first):
+                around = ((outer, middle, inner), joined, cut, joined_first)
+            case _:
+                raise ValueError(f"a {step.kind} without geometry")
+        if step.kind == "all_gather":
+            buffer = self.call(comm.start_all_gather, operands[0], *around, me, group)
+            finish: Callable[..., Any] = comm.finish_all_gather
+        elif step.kind == "reduce_scatter":
+            buffer = self.call(comm.start_reduce_scatter, operands[0], *around, step.reduce, group)
+            finish, around = comm.finish_reduce_scatter, (*around, me)
+        else:
+            buffer = self.call(comm.start_all_to_all, operands[0], *around, me, group)
+            finish, around = comm.finish_all_to_all, (*around, me)
+
+        def wait() -> None:
+            self.known[step.outputs[0]] = self.call(finish, buffer, *around, shapes[0], is_bool)
+
+        self.later(step, wait)
+
+    def later(self, step: CollectiveStep, finish: Callable[[], None]) -> None:
+        """Finish when the first of the step's results is read."""
+
+        def once() -> None:
+            for value in step.outputs:
+                self.pending.pop(value, None)
+            finish()
+
+        for value in step.outputs:
+            self.pending[value] = once
+
+    def spread(self, step: CollectiveStep, node: fx.Node) -> None:
+        for position, value in enumerate(step.outputs):
+            self.known[value] = self.call(operator.getitem, node, position)
