@@ -241,9 +241,9 @@ def names_of(program: Program, classes: Classes, batch: Iterable[int] = ()) -> t
         give("head_dim", (*query[3], *key[3], *value[3]))
     for op in ("aten._softmax.default", "aten._safe_softmax.default"):
         for scores, *_ in rows.get(op, []):
-            if len(scores) > 2:
+            if len(scores) > 3 or (len(scores) == 3 and len(scores[0]) > 1):  # [b, h, q, k] or [(b h), q, k]
                 give("sequence", (*scores[-2], *scores[-1]))
-                give("heads", (c for row in scores[:-2] for c in row))
+                give("heads", scores[-3])
     for _, *scale in rows.get("aten.native_layer_norm.default", []):
         give("hidden", (c for operand in scale for row in operand for c in row))
     hidden = {classes.sizes[c] for c, name in names.items() if name == "hidden"}
@@ -253,8 +253,12 @@ def names_of(program: Program, classes: Classes, batch: Iterable[int] = ()) -> t
         for name, row in zip(("height", "width") if len(x) == 4 else ("sequence",), x[2:], strict=False):
             give(name, row)
     vocab = {classes.sizes[c] for c, name in names.items() if name == "vocab"}
-    for scores, *_ in rows.get("aten._log_softmax.default", []):
-        give("vocab" if scores and vocab & {classes.sizes[c] for c in scores[-1]} else "classes", scores[-1][-1:])
+    for node in program.nodes:
+        if node.op == "aten._log_softmax.default" and node.phase == "forward":
+            scores = classes.of_atom[node_inputs(node)[0]]
+            dim = node.args[1]
+            kind = scores[dim] if scores and isinstance(dim, int) else ()
+            give("vocab" if vocab & {classes.sizes[c] for c in kind} else "classes", kind)
     for entry in program.inputs:
         if entry.kind == "input" and not program.types[entry.value].dtype.startswith(("float", "bfloat", "complex")):
             if not batch.isdisjoint(classes.of_value(entry.value)):
