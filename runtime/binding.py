@@ -26,10 +26,12 @@ def leaf_paths(call: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, A
     rest = next((name[1:] for name in call if name.startswith("*")), None)
     if len(args) > len(named) and rest is None:
         raise FxparError(
-            f"the model takes {len(named)} positional arguments, got {len(args)}", numbers=f"they are {', '.join(named)}"
+            f"the model takes {len(named)} positional arguments, got {len(args)}",
+            numbers=f"they are {', '.join(named)}",
         )
     found = []
-    for (side, first, *inner), leaf in pytree.tree_flatten_with_path((args, kwargs))[0]:
+    keyed: Any = pytree.tree_flatten_with_path((args, kwargs))[0]
+    for (side, first, *inner), leaf in keyed:
         if side.idx == 1:
             name = str(first.key)
         elif first.idx < len(named):
@@ -80,9 +82,8 @@ def bind(program: Program, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dic
                 )
         for path, literal in baked.items():
             if path not in seen and literal != "None":
-                errors.add(
-                    FxparError(f"the argument {path} is missing", numbers=f"the plan was compiled with {path}={literal}")
-                )
+                was = f"the plan was compiled with {path}={literal}"
+                errors.add(FxparError(f"the argument {path} is missing", numbers=was))
     return tensors
 
 
@@ -119,9 +120,10 @@ def _check_baked(path: str, leaf: Any, wanted: dict[str, Input], baked: dict[str
         raise FxparError(f"the input {path} is a {type(leaf).__name__}, the plan expects a tensor")
     known = baked.get(path, "None")
     if repr(leaf) != known:
+        was = f"the plan was compiled with {path}={known}" if path in baked else "the plan was compiled without it"
         raise FxparError(
             f"the argument {path} is {leaf!r}",
-            numbers=f"the plan was compiled with {path}={known}" if path in baked else "the plan was compiled without it",
+            numbers=was,
             way_out="pass the same value, or compile again with this one",
         )
 
