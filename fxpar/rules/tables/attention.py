@@ -28,8 +28,8 @@ def attention(call: Call) -> Factors:
     groups: tuple[Group, ...] = ()
     groups += loop(call, call.shape(q)[0], {q: 0, k: 0, v: 0, **_mask(call, mask, 0, 0)}, {0: 0, 1: 0})
     outer, inner = Slot((1,), 1, rep), Slot((1,), shared, 1)
-    groups += loop(call, shared, {q: outer, k: 1, v: 1, **_mask(call, mask, 1, outer)}, {0: outer, 1: outer})
-    groups += loop(call, rep, {q: inner, **_mask(call, mask, 1, inner)}, {0: inner, 1: inner})
+    groups += loop(call, shared, {q: outer, k: 1, v: 1, **_mask(call, mask, 1, outer)}, {0: outer, 1: outer}, nonempty=True)
+    groups += loop(call, rep, {q: inner, **_mask(call, mask, 1, inner)}, {0: inner, 1: inner}, nonempty=True)
     # the lse does not read v: it is the same on every rank
     groups += loop(call, call.shape(v)[3], {v: 3}, {0: 3})
     return Factors(groups, passes(call, "2>0"))
@@ -78,12 +78,12 @@ def attention_backward(call: Call) -> Factors:
     m_in, m_out, m_sum = mask_parts(1, outer)
     groups += loop(
         call, shared, {**dict.fromkeys((grad, q, out, lse), outer), k: 1, v: 1, **m_in},
-        {0: outer, 1: 1, 2: 1, **m_out}, contract=m_sum,
+        {0: outer, 1: 1, 2: 1, **m_out}, contract=m_sum, nonempty=True,
     )  # fmt: skip
     m_in, m_out, m_sum = mask_parts(1, inner)
     groups += loop(
         call, rep, {**dict.fromkeys((grad, q, out, lse), inner), **m_in}, {0: inner, **m_out},
-        contract={1: "sum", 2: "sum", **m_sum},
+        contract={1: "sum", 2: "sum", **m_sum}, nonempty=True,
     )  # fmt: skip
     return Factors(groups, passes(call, "0"))
 

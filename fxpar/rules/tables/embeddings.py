@@ -69,7 +69,9 @@ rule("embedding_dense_backward", embedding_backward, localise=local_embedding_ba
 
 def bag(call: Call) -> Factors:
     """Bags stay whole; only the width of the rows is a loop (of the first output)."""
-    return Factors(loop(call, call.shape(0)[1], {0: 1}, {0: 1}), passes(call, "0>0") if call.arg("mode") != 2 else ())
+    # the largest indices are of every column when the mode is a maximum
+    outputs = {o: 1 for o in (0, 3) if len(call.outputs) > o and len(call.out_shape(o)) == 2}
+    return Factors(loop(call, call.shape(0)[1], {0: 1}, outputs), passes(call, "0>0") if call.arg("mode") != 2 else ())
 
 
 rule(["_embedding_bag", "_embedding_bag_forward_only"], bag)

@@ -28,7 +28,7 @@ def gather(call: Call) -> Factors:
     return Factors(groups, passes(call, "0"))
 
 
-rule(["gather", "take_along_dim"], gather)
+rule("gather", gather)
 
 
 def scatter(call: Call) -> Factors:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fxpar.rules.factor_rule import Call, Factors, Group
+import torch
+
+from fxpar.rules.factor_rule import Call, Factors, Group, Slot
 from fxpar.rules.groups import dims_of, loop, passes
 from fxpar.rules.registry import rule
 
@@ -94,38 +96,32 @@ rule("histc", histogram)
 
 
 def grouped_product(call: Call) -> Factors:
-    """Rows in consecutive groups, one matrix a group: ``s! k, g! k n, g! -> s! n`` (also the three other forms).
+    """Rows in consecutive groups, one matrix a group: ``s! k, g! k n, g! -> s! n``.
 
-    The rows of a group are contiguous in the global tensor, so rows and groups stay whole.
+    The rows of a group are contiguous in the global tensor, so rows stay whole; without offsets it is a batched product.
+    torch's kernel wants rows of a multiple of 16 bytes, so k and n are cut in such pieces.
     """
-    a, b = call.shape(0), call.shape(1)
-    bias = call.operand("bias") if call.has("bias") else None
+    a, b, out = call.shape(0), call.shape(1), call.out_shape()
+    grain = 16 // getattr(torch, call.inputs[0].dtype).itemsize
     groups: tuple[Group, ...] = ()
-    n_in, n_out = len(b) - 1, len(call.out_shape()) - 1
-    offsets = call.operand("offs")
-    contracted_rows = len(a) == 2 and len(b) == 2 and offsets is not None
-    added = {bias: len(call.shape(bias)) - 1} if bias is not None else {}
-    groups += loop(call, b[-1], {1: n_in, **added}, {0: n_out})
-    if contracted_rows:
-        # [m, s!] x [s!, n] -> [g!, m, n]: the groups cut the contracted dim
-        groups += loop(call, a[0], {0: 0}, {0: 1})
-    elif len(a) == 2:
-        groups += loop(
-            call, a[1], {0: 1, 1: len(b) - 2}, {}, contract={0: "sum"}, addends=() if bias is None else (bias,)
-        )
-    entries = ("0", "1") if bias is None else ()
-    return Factors(groups, passes(call, *entries))
+    if len(a) == len(b) == 3:
+        groups += loop(call, a[0], {0: 0, 1: 0}, {0: 0}, nonempty=True)
+    if call.has("bias") and call.operand("bias") is not None:
+        return Factors(groups)
+    if b[-1] % grain == 0:
+        columns = {1: Slot((len(b) - 1,), 1, grain)}
+        groups += loop(call, b[-1] // grain, columns, {0: Slot((len(out) - 1,), 1, grain)}, nonempty=True)
+    if len(b) == 3 and b[1] % grain == 0:
+        terms = {0: Slot((len(a) - 1,), 1, grain), 1: Slot((1,), 1, grain)}
+        groups += loop(call, b[1] // grain, terms, {}, contract={0: "sum"}, nonempty=True)
+    return Factors(groups, passes(call, "0", "1"))
 
 
-rule(["_grouped_mm", "transformers::grouped_mm_fallback"], grouped_product)
-
-
-def recurrent_cell(call: Call) -> Factors:
-    """LSTM and GRU cells: samples are a loop, the gates of a sample stay together."""
-    samples = call.shape(0)[0]
-    inputs = {i: 0 for i, t in enumerate(call.inputs) if len(t.shape) == 2}
-    outputs = {o: 0 for o, out in enumerate(call.outputs) if out is not None}
-    return Factors(loop(call, samples, inputs, outputs, nonempty=True))
-
-
-rule(["_thnn_fused_lstm_cell", "_thnn_fused_gru_cell"], recurrent_cell)
+rule("_grouped_mm", grouped_product)
+rule("transformers::grouped_mm_fallback", "s! k, g! k n, g! -> s! n", linear=("0", "1"))
+rule(
+    "transformers::grouped_mm_fallback_backward",
+    "s! k, g! k n, g!, s! n -> s! k, g! k n",
+    reads=("13", "03"),
+    linear=("3", "0>1", "1>0"),
+)

@@ -33,8 +33,6 @@ def row_norm(rows_in: Sequence[str], rows_out: Sequence[int]) -> Callable[[Call]
 rule("native_layer_norm", row_norm(("input",), (0, 1, 2)))
 rule("native_layer_norm_backward", row_norm(("grad_out", "input", "mean", "rstd"), (0,)))
 rule("_fused_rms_norm", row_norm(("input",), (0, 1)))
-rule("_fused_rms_norm_backward", row_norm(("grad_out", "input", "rstd"), (0,)))
-rule("rms_norm", row_norm(("input",), (0,)))
 
 
 def group_norm(call: Call) -> Factors:

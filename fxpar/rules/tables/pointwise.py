@@ -81,7 +81,7 @@ rule(
     ],
     pointwise(("0",)),
 )  # fmt: skip
-rule("_prelu_kernel", pointwise(("1",)))
+rule("_prelu_kernel", pointwise())
 rule("_prelu_kernel_backward", pointwise(("0",)))
 
 # no pending sum passes
