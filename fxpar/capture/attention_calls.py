@@ -70,11 +70,11 @@ def attention_call(
 def attention_intercepted() -> Iterator[None]:
     """For functions that stay whole in the captured graph and call attention themselves (nn.MultiheadAttention)."""
     original = F.scaled_dot_product_attention
-    F.scaled_dot_product_attention = attention_call  # type: ignore[assignment]
+    F.scaled_dot_product_attention = attention_call
     try:
         yield
     finally:
-        F.scaled_dot_product_attention = original  # type: ignore[assignment]
+        F.scaled_dot_product_attention = original
 
 
 def replace_attention(graph_module: fx.GraphModule) -> None:

@@ -68,12 +68,11 @@ def bind_call(forward: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) 
         ) from error
     kinds = inspect.Parameter
     positional = [
-        p.name
-        for p in signature.parameters.values()
-        if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)
+        p.name for p in signature.parameters.values() if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)
     ]
     rest = [p.name for p in signature.parameters.values() if p.kind == kinds.VAR_POSITIONAL]
-    keyed, structure = pytree.tree_flatten_with_path((args, kwargs))
+    flat: tuple[list[tuple[Any, Any]], Any] = pytree.tree_flatten_with_path((args, kwargs))
+    keyed, structure = flat
     paths = []
     for (side, first, *inner), _ in keyed:
         if side.idx == 1:

@@ -65,7 +65,7 @@ def check_gradients(
 
     if any(entry.kind == "seed" for entry in program.inputs):
         raise CaptureError(
-            "the model had to be traced without following its Python, and its random numbers keep it from being checked",
+            "the model had to be traced without following its Python, and random numbers keep it from being checked",
             numbers=reason,
             way_out="remove what stops tracing, or capture with dropout 0",
         )

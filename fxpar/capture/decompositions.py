@@ -47,7 +47,7 @@ def count(x: Tensor, dims: Sequence[int]) -> int:
     return math.prod(x.shape[d] for d in dims) if x.dim() else 1
 
 
-def averaged(x: Tensor, dims: Sequence[int], keepdim: bool = False) -> Tensor:
+def averaged(x: Tensor, dims: list[int], keepdim: bool = False) -> Tensor:
     """Mean over ``dims`` as a sum over a constant."""
     return x.sum(dims, keepdim=keepdim) / count(x, dims) if x.dim() else x
 
@@ -73,7 +73,9 @@ def mean(
     return averaged(x.to(wide(result)), every_dim(x, dim), keepdim).to(result)
 
 
-def variance(x: Tensor, dim: int | Sequence[int] | None, correction: float | None, keepdim: bool) -> tuple[Tensor, Tensor]:
+def variance(
+    x: Tensor, dim: int | Sequence[int] | None, correction: float | None, keepdim: bool
+) -> tuple[Tensor, Tensor]:
     """(variance, mean), the variance from a second pass over centred values."""
     dims = every_dim(x, dim)
     values = x.to(wide(x.dtype))
@@ -148,7 +150,8 @@ def smooth_l1_loss_backward(grad: Tensor, x: Tensor, target: Tensor, reduction: 
 @decomposes(aten.huber_loss.default)
 def huber_loss(x: Tensor, target: Tensor, reduction: int = 1, delta: float = 1.0) -> Tensor:
     distance = (x - target).abs()
-    return reduced(torch.where(distance < delta, 0.5 * distance * distance, delta * (distance - 0.5 * delta)), reduction)
+    loss = torch.where(distance < delta, 0.5 * distance * distance, delta * (distance - 0.5 * delta))
+    return reduced(loss, reduction)
 
 
 @decomposes(aten.huber_loss_backward.default)
@@ -185,7 +188,9 @@ def binary_cross_entropy_with_logits(
     return reduced(loss if weight is None else loss * weight, reduction)
 
 
-def class_weights(target: Tensor, weight: Tensor | None, ignore_index: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def class_weights(
+    target: Tensor, weight: Tensor | None, ignore_index: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
     """(class number safe to look up, weight of each label: 0 where ignored)."""
     valid = target != ignore_index
     safe = torch.where(valid, target, 0)
@@ -231,19 +236,20 @@ def nll_loss_backward(
     return torch.where(classes == target.unsqueeze(class_dim), slope.unsqueeze(class_dim), 0.0)
 
 
-def per_channel(x: Tensor | None, dims: int) -> Tensor | None:
+def per_channel(x: Tensor, dims: int) -> Tensor:
     """``[c] -> [c, 1, ...]`` against ``[n, c, ...]`` of ``dims`` dims."""
-    return None if x is None else x.view([-1] + [1] * (dims - 2))
+    return x.view([-1] + [1] * (dims - 2))
 
 
 def scaled(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """``x [n, c, ...]`` times ``weight [c]`` plus ``bias [c]``, each where given."""
     if weight is not None:
-        x = x * weight
-    return x if bias is None else x + bias
+        x = x * per_channel(weight, x.dim())
+    return x if bias is None else x + per_channel(bias, x.dim())
 
 
 def batch_norm_train(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, ...]:
-    """(out, mean [c], rstd [c], biased variance [c], elements per channel)."""
+    """(out, mean [c], rstd [c], biased variance [c])."""
     values = x.to(wide(x.dtype))
     dims = [0, *range(2, x.dim())]
     elements = count(x, dims)
@@ -251,7 +257,7 @@ def batch_norm_train(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps:
     centred = values - per_channel(middle, x.dim())
     spread = (centred * centred).sum(dims) / elements
     rstd = (spread + eps).rsqrt()
-    out = scaled(centred * per_channel(rstd, x.dim()), per_channel(weight, x.dim()), per_channel(bias, x.dim()))
+    out = scaled(centred * per_channel(rstd, x.dim()), weight, bias)
     return out.to(x.dtype), middle, rstd, spread
 
 
@@ -261,7 +267,7 @@ def batch_norm_eval(
     values = x.to(wide(x.dtype))
     rstd = (variance + eps).rsqrt()
     out = (values - per_channel(mean, x.dim())) * per_channel(rstd, x.dim())
-    return scaled(out, per_channel(weight, x.dim()), per_channel(bias, x.dim())).to(x.dtype)
+    return scaled(out, weight, bias).to(x.dtype)
 
 
 @decomposes(aten._native_batch_norm_legit_functional.default)
@@ -365,7 +371,7 @@ def native_batch_norm_backward(
                 - per_channel(sum_grad / elements, x.dim())
                 - normalised * per_channel(sum_product / elements, x.dim())
             )
-        grad_x = scaled(grad_x * inverse, per_channel(weight, x.dim()), None).to(x.dtype)
+        grad_x = scaled(grad_x * inverse, weight, None).to(x.dtype)
     kind = x.dtype if weight is None else weight.dtype
     return (
         grad_x,
@@ -391,8 +397,8 @@ def native_group_norm(
     centred = values - middle
     rstd = (averaged(centred * centred, dims, True) + eps).rsqrt()
     out = (centred * rstd).reshape(x.shape)
-    out = scaled(out, per_channel(weight, x.dim()), per_channel(bias, x.dim())).to(x.dtype)
-    return out, middle.reshape(n, group).to(x.dtype), rstd.reshape(n, group).to(x.dtype)
+    mean_and_rstd = (t.reshape(n, group).to(x.dtype) for t in (middle, rstd))
+    return scaled(out, weight, bias).to(x.dtype), *mean_and_rstd
 
 
 @decomposes(aten.native_group_norm_backward.default)
@@ -419,7 +425,7 @@ def native_group_norm_backward(
     grad_x = grad_weight = grad_bias = None
     kind = x.dtype if weight is None else weight.dtype
     if output_mask[0]:
-        weighted = in_groups(scaled(slope, per_channel(weight, x.dim()), None), group)
+        weighted = in_groups(scaled(slope, weight, None), group)
         dims = list(range(2, weighted.dim()))
         grad_x = weighted - averaged(weighted, dims, True) - normalised * averaged(weighted * normalised, dims, True)
         grad_x = (grad_x * inverse).reshape(x.shape).to(x.dtype)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, fx
@@ -15,6 +15,7 @@ from fxpar.plans.errors import CaptureError
 from fxpar.plans.program import Arg, Constant, Dtype, Input, Node, Output, Program, Ref, TensorType, refs
 
 LARGEST_CONSTANT = 1 << 20
+InputKind: TypeAlias = Literal["parameter", "buffer", "constant", "input", "tangent", "seed"]
 _DEVICE_ONLY = {"device", "layout", "memory_format", "pin_memory", "generator", "non_blocking"}
 
 
@@ -69,16 +70,16 @@ class Lowering:
         self.types.append(kind)
         return len(self.types) - 1
 
-    def add_input(self, kind: TensorType, make: Callable[[int], Input]) -> int:
-        value = self.new_value(kind)
-        self.inputs.append(make(value))
+    def add_input(self, type: TensorType, kind: InputKind, name: str) -> int:
+        value = self.new_value(type)
+        self.inputs.append(Input(value, kind, name))
         return value
 
     def add_constant(self, tensor: Tensor, name: str) -> int:
         constant = constant_of(tensor, name)
         self.constants.append(constant)
         index = str(len(self.constants) - 1)
-        return self.add_input(constant.type, lambda value: Input(value, "constant", index))
+        return self.add_input(constant.type, "constant", index)
 
     def argument(self, arg: Any, where: str) -> Arg:
         """One schema argument as plain data."""
@@ -115,25 +116,27 @@ class Lowering:
         """Append one op call, or resolve a getitem."""
         if node.target is operator.getitem:
             source, index = node.args
-            self.value_of[node] = self.value_of[source][index]
+            if isinstance(source, fx.Node):
+                self.value_of[node] = self.value_of[source][index]
             return
         module, source_line = origin(node.meta, self.paths)
         where = place(source_line, module)
-        op = node.target
+        op: Any = node.target
         refuse(op, where)
-        results = node.meta.get("val")
-        several = isinstance(results, tuple | list)
-        for result in results if several else (results,):
+        value_or_values: Any = node.meta.get("val")
+        several = isinstance(value_or_values, tuple | list)
+        results = tuple(value_or_values) if several else (value_or_values,)
+        for result in results:
             refuse_result(op, result, where)
-        if not any(isinstance(result, Tensor) for result in (results if several else (results,))):
+        if not any(isinstance(result, Tensor) for result in results):
             return
         args = self.arguments(node, op, where)
         used = [value for arg in args for value in refs(arg)]
-        if not (module and source_line):
-            module, source_line = self.inherited(used, module, source_line)
+        if not source_line:
+            module, source_line = self.inherited(used)
         backward = str(node.meta.get("partitioner_tag", "")).endswith("backward") or any(v in self.late for v in used)
         outputs: list[int] = []
-        for result in results if several else (results,):
+        for result in results:
             value = self.new_value(tensor_type(result)) if isinstance(result, Tensor) else -1
             outputs.append(value)
             if value >= 0:
@@ -145,12 +148,9 @@ class Lowering:
             Node(op_name(op), args, tuple(outputs), "backward" if backward else "forward", module, source_line)
         )
 
-    def inherited(self, used: Sequence[int], module: str, source_line: str) -> tuple[str, str]:
+    def inherited(self, used: Sequence[int]) -> tuple[str, str]:
         """Nodes without a stack of their own (sums of gradients) belong where their operands do."""
-        for value in used:
-            other_module, other_line = self.origins.get(value, ("", ""))
-            module, source_line = module or other_module, source_line or other_line
-        return module, source_line
+        return next((self.origins[value] for value in used if self.origins.get(value, ("", ""))[1]), ("", ""))
 
     def program(self, outputs: Sequence[Output], **rest: Any) -> Program:
         return Program(

@@ -9,12 +9,16 @@ from fxpar.capture.origin import frame_text, is_user_file
 from fxpar.plans.errors import CaptureError
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
-_DATA_DEPENDENT = re.compile(r"data[- ]dependent|unbacked|GuardOnDataDependent|aten\._local_scalar_dense", re.IGNORECASE)
+_DATA_DEPENDENT = re.compile(
+    r"data[- ]dependent|unbacked|GuardOnDataDependent|aten\._local_scalar_dense", re.IGNORECASE
+)
 _BRANCH_WAY_OUT = (
     "compute both sides and choose with torch.where, or take the decision before the model is captured "
     "(a Python argument of forward)"
 )
-_BREAK_WAY_OUT = "rewrite the line with tensor operations that torch.compile(fullgraph=True) accepts, or move it out of forward"
+_BREAK_WAY_OUT = (
+    "rewrite the line with tensor operations that torch.compile(fullgraph=True) accepts, or move it out of forward"
+)
 
 
 def is_data_dependent(error: BaseException) -> bool:

@@ -1,9 +1,11 @@
 """Shorter programs with the same values.
 
-    detach, clone, full slices, views to the same shape, copies of the same type   -> the operand itself
-    zeros_like, new_full, empty_strided, scalar_tensor, ...                         -> aten.full
-    transposes of transposes                                                       -> the first operand
-    nodes nothing reads                                                            -> gone (all ops are pure)
+detach, clone, full slices, views to the same shape, copies of the same type   -> the operand itself
+zeros_like, new_full, empty_strided, scalar_tensor, ...                         -> aten.full
+transposes of transposes                                                       -> the first operand
+view, reshape, _unsafe_view with -1 somewhere                                  -> view to the full shape
+x with a slice of x written back into it                                       -> x
+nodes nothing reads                                                            -> gone (all ops are pure)
 """
 
 from __future__ import annotations
@@ -48,6 +50,13 @@ _FILL_WITH = {
     "aten.fill.Scalar": 1,
 }
 _SLICE = "aten.slice.Tensor"
+_SHAPED = {
+    "aten.view.default": "aten.view.default",
+    "aten._unsafe_view.default": "aten.view.default",
+    "aten.reshape.default": "aten.view.default",
+    "aten.expand.default": "aten.expand.default",
+}
+_READ_BY_WRITE = {"aten.slice_scatter.default": _SLICE, "aten.select_scatter.default": "aten.select.int"}
 _SWAPS = {"aten.t.default", "aten.transpose.int"}
 
 
@@ -99,6 +108,16 @@ def simplify(program: Program) -> Program:
             ):
                 same[result] = source
                 continue
+            if node.op in _SHAPED:
+                node = msgspec.structs.replace(
+                    node, op=_SHAPED[node.op], args=(source, types[result].shape, *node.args[2:])
+                )
+            if node.op in _READ_BY_WRITE and isinstance(node.args[1], Ref):
+                part = made_by.get(node.args[1].id)
+                wanted = (source, *node.args[2:])
+                if part is not None and part.op == _READ_BY_WRITE[node.op] and part.args == wanted:
+                    same[result] = source
+                    continue
             before = made_by.get(source.id)
             if node.op in _SWAPS and before is not None and before.op in _SWAPS:
                 rank = len(operand.shape)
@@ -114,17 +133,15 @@ def simplify(program: Program) -> Program:
         return arg.id if isinstance(arg, Ref) else value
 
     outputs = tuple(msgspec.structs.replace(output, value=final(output.value)) for output in program.outputs)
-    return msgspec.structs.replace(program, nodes=live(nodes, [o.value for o in outputs]), outputs=outputs)
+    return pruned(msgspec.structs.replace(program, nodes=tuple(nodes), outputs=outputs))
 
 
-def live(nodes: list[Node], wanted: list[int]) -> tuple[Node, ...]:
-    """The nodes that ``wanted`` values need; results nobody reads become -1."""
-    needed = set(wanted)
+def pruned(program: Program) -> Program:
+    """Only the nodes that outputs need; results nobody reads become -1."""
+    needed = {output.value for output in program.outputs}
     kept: list[Node] = []
-    for node in reversed(nodes):
+    for node in reversed(program.nodes):
         if any(value in needed for value in node.outputs):
             needed.update(node_inputs(node))
-            kept.append(
-                msgspec.structs.replace(node, outputs=tuple(v if v in needed else -1 for v in node.outputs))
-            )
-    return tuple(reversed(kept))
+            kept.append(msgspec.structs.replace(node, outputs=tuple(v if v in needed else -1 for v in node.outputs)))
+    return msgspec.structs.replace(program, nodes=tuple(reversed(kept)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,7 @@ class Stored:
 
     tensor: Tensor
     names: tuple[str, ...]
-    kind: str
+    kind: Literal["parameter", "buffer"]
     persistent: bool
 
 
@@ -41,7 +42,7 @@ class StandIns:
 def stored_tensors(model: nn.Module) -> dict[int, Stored]:
     """Parameters, then buffers, of ``model`` by ``id``, names in the order of ``named_parameters``."""
     names: dict[int, list[str]] = {}
-    tensors: dict[int, tuple[Tensor, str]] = {}
+    tensors: dict[int, tuple[Tensor, Literal["parameter", "buffer"]]] = {}
     persistent: dict[int, bool] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
@@ -65,9 +66,10 @@ def stored_tensors(model: nn.Module) -> dict[int, Stored]:
 
 def unwrapped(module: nn.Module) -> nn.Module:
     """The module behind ``torch.compile``."""
-    while wrapped_by_compile(module):
-        module = module._orig_mod
-    return module
+    current: Any = module
+    while wrapped_by_compile(current):
+        current = current._orig_mod
+    return current
 
 
 @contextmanager
@@ -103,7 +105,7 @@ def traceable(model: nn.Module, fake_mode: FakeTensorMode, gradients: bool = Tru
     known = stored_tensors(model)
     fakes: dict[int, Tensor] = {}
     stored: dict[int, Stored] = {}
-    undo: list[tuple[dict, str, Tensor]] = []
+    undo: list[tuple[Any, str, Tensor]] = []
     flat_weights: list[tuple[nn.RNNBase, list]] = []
 
     def stand_in(tensor: Tensor) -> Tensor:
@@ -120,7 +122,8 @@ def traceable(model: nn.Module, fake_mode: FakeTensorMode, gradients: bool = Tru
         paths = {id(module): name for name, module in reversed(list(root.named_modules(remove_duplicate=False)))}
         try:
             for module in list(root.modules()):
-                for table in (module._parameters, module._buffers):
+                tables: tuple[Any, Any] = (module._parameters, module._buffers)
+                for table in tables:
                     for key, tensor in list(table.items()):
                         if tensor is not None and id(tensor) in known:
                             undo.append((table, key, tensor))

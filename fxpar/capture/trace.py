@@ -18,7 +18,7 @@ from fxpar.capture.lower import Lowering, op_name, tensor_type
 from fxpar.capture.numbering import number_draws, renumber
 from fxpar.capture.outputs import LossFunction, ModelWithLoss, name_outputs
 from fxpar.capture.refusals import refusal
-from fxpar.capture.simplify import simplify
+from fxpar.capture.simplify import pruned, simplify
 from fxpar.capture.stand_ins import (
     StandIns,
     evaluating,
@@ -81,13 +81,13 @@ def traced(
         replace_attention(graph_module)
         try:
             with attention_intercepted():
-                joint = adapter.joint_graph(graph_module, [leaves[i] for i in call.tensors], TABLE)
+                joint = adapter.joint_graph(graph_module, [leaf for leaf in leaves if isinstance(leaf, Tensor)], TABLE)
         except CaptureError:
             raise
         except Exception as error:  # torch raises what it likes here; all of it is about the user's model
             raise refusal(error) from error
         program = lower(joint, graph_module, stand_ins, call, names, structure, train)
-    return renumber(number_draws(simplify(program))), fell_back
+    return renumber(pruned(number_draws(simplify(program)))), fell_back
 
 
 def graph_of(module: nn.Module, args: tuple, kwargs: dict[str, Any], meta: bool) -> tuple[fx.GraphModule, str]:
@@ -105,7 +105,7 @@ def graph_of(module: nn.Module, args: tuple, kwargs: dict[str, Any], meta: bool)
         if "data-dependent" in why.what:
             raise why from error
         if meta:
-            note = "the other route drops hand-written backwards, and on the meta device it cannot be compared with eager"
+            note = "the other route drops hand-written backwards; on the meta device it cannot be compared with eager"
             raise refusal(error, note) from error
         try:
             return adapter.exported_graph(module, args, kwargs), str(why)
@@ -120,7 +120,6 @@ def drop_constant_placeholders(graph_module: fx.GraphModule, leaves: Sequence[ob
     placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
     for node, leaf in zip(placeholders, leaves, strict=True):
         if not isinstance(leaf, Tensor):
-            node.replace_all_uses_with(leaf) if node.users else None
             graph_module.graph.erase_node(node)
     graph_module.recompile()
 
@@ -138,17 +137,11 @@ def lower(
     lowering = Lowering(stand_ins.paths)
     value_of_name: dict[str, int] = {}
     for entry in stand_ins.originals:
-        kind, first, tensor = entry.kind, entry.names[0], entry.tensor
-        value_of_name[first] = lowering.add_input(
-            tensor_type(tensor),
-            lambda value, e=entry: Input(
-                value, e.kind, e.names[0], e.names[1:], e.kind == "parameter" and e.tensor.requires_grad, e.persistent
-            ),
-        )
-    inputs = [
-        lowering.add_input(tensor_type(call.leaves[i]), lambda value, i=i: Input(value, "input", call.paths[i]))
-        for i in call.tensors
-    ]
+        learned = entry.kind == "parameter" and entry.tensor.requires_grad
+        value = lowering.new_value(tensor_type(entry.tensor))
+        lowering.inputs.append(Input(value, entry.kind, entry.names[0], entry.names[1:], learned, entry.persistent))
+        value_of_name[entry.names[0]] = value
+    inputs = [lowering.add_input(tensor_type(call.leaves[i]), "input", call.paths[i]) for i in call.tensors]
     constant_values: dict[int, int] = {}
 
     def stored_value(target: str) -> int:
@@ -167,7 +160,7 @@ def lower(
             elif isinstance(described, adapter.PlainAOTInput):
                 lowering.value_of[node] = inputs[described.idx]
             elif isinstance(described, adapter.TangentAOTInput):
-                value = lowering.add_input(tensor_type(node.meta["val"]), lambda v: Input(v, "tangent", "loss"))
+                value = lowering.add_input(tensor_type(node.meta["val"]), "tangent", "loss")
                 lowering.value_of[node] = value
                 lowering.late.add(value)
             else:
@@ -251,4 +244,3 @@ def summed(values: list[int], lowering: Lowering) -> int:
         lowering.nodes.append(Node(add, (Ref(total), Ref(value), 1), (result,), "backward"))
         total = result
     return total
-

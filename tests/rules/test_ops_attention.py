@@ -52,9 +52,7 @@ def test_forward_and_backward(data):
     shape = (b, g * r, rows, columns)
     seed = torch.tensor(3)
     keep = keep_mask(seed, 5, p, whole_geometry(shape), shape, q.device) / (1 - p) if p else None
-    out, _ = torch.ops.fxpar.attention(
-        q, k, v, mask, seed, p, kind == "causal", scale, r > 1, 5, whole_geometry(shape)
-    )
+    out, _ = torch.ops.fxpar.attention(q, k, v, mask, seed, p, kind == "causal", scale, r > 1, 5, whole_geometry(shape))
     want = reference(q, k, v, mask, kind == "causal", scale, keep)
     torch.testing.assert_close(out, want)
     leaves = [q, k, v] + ([mask] if kind == "learned" else [])

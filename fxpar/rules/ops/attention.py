@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -78,7 +79,9 @@ def fused_applies(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> bool:
     )
 
 
-def fused_operands(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+def fused_operands(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Operands as the flash kernel wants them: keys and values per query head, an additive mask."""
     repeat = q.shape[1] // k.shape[1]
     if repeat > 1:
@@ -185,17 +188,17 @@ def _attention_backward_shape(
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), dmask
 
 
-def _save(ctx: torch.autograd.function.FunctionCtx, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+def _save(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
     q, k, v, mask, seed, *options = inputs
     ctx.save_for_backward(q, k, v, mask, seed, *output)
-    ctx.options = options  # type: ignore[attr-defined]
+    ctx.options = options
 
 
-def _gradient(ctx: torch.autograd.function.FunctionCtx, grad: Tensor, grad_lse: Tensor | None) -> tuple:
-    q, k, v, mask, seed, out, lse = ctx.saved_tensors  # type: ignore[attr-defined]
-    wants_mask = bool(ctx.needs_input_grad[3])  # type: ignore[attr-defined]
+def _gradient(ctx: Any, grad: Tensor, grad_lse: Tensor | None) -> tuple:
+    q, k, v, mask, seed, out, lse = ctx.saved_tensors
+    wants_mask = bool(ctx.needs_input_grad[3])
     dq, dk, dv, dmask = torch.ops.fxpar.attention_backward(
-        grad, q, k, v, mask, out, lse, seed, *ctx.options, wants_mask  # type: ignore[attr-defined]
+        grad, q, k, v, mask, out, lse, seed, *ctx.options, wants_mask
     )
     return dq, dk, dv, dmask if wants_mask else None, *(None,) * 7
 

@@ -77,7 +77,9 @@ def linear_index(geometry: Sequence[int], device: torch.device) -> Tensor:
     return (rows[:, None] + torch.arange(length, dtype=torch.int64, device=device)).flatten()
 
 
-def random_bits(seed: Tensor, op_id: int, geometry: Sequence[int], shape: Sequence[int], device: torch.device) -> Tensor:
+def random_bits(
+    seed: Tensor, op_id: int, geometry: Sequence[int], shape: Sequence[int], device: torch.device
+) -> Tensor:
     """``BITS`` uniform random bits per local element as int64, in ``shape`` (row-major local order)."""
     rows, length = linear_index_rows(geometry, device)
     total = rows.numel() * length
