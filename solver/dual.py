@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fxpar.solver.arcs import Arcs, all_states, arc_consistent, undominated
-from fxpar.solver.bound import Messages, Passing, no_messages, proven_minimum, scale
+from fxpar.solver.bound import PRICE_BITS, Messages, Passing, no_messages, proven_minimum, scale
 from fxpar.solver.decode import Neighbourhood, decode
 from fxpar.solver.eliminate import eliminate
 from fxpar.solver.graph import BLOCKED, BoolArray, Graph, IntArray, restrict
@@ -41,6 +41,8 @@ class Point:
 class Dual:
     """Bounds and choices for one graph.
 
+    narrow    whether elimination still solves the priced graph exactly; `exact_bound` (ns, at `exact_price`) is its best.
+    impossible  proven that every choice is forbidden.
     bound     ns, the best proven so far (None: no sweep yet); `messages` and `price` prove it.
     best      the cheapest choice found that fits the budget, with `best_cost` in ns, or None.
     pool      the choices found, without repetition.
@@ -61,6 +63,8 @@ class Dual:
         self.exact_bound: int | None = None
         self.exact_price = 0
         self.narrow = True
+        self._gap = 0.0
+        self._at_most: int | None = None
 
     def offer(self, choice: list[int]) -> None:
         """Puts a choice into the pool and keeps it if it is the best that fits."""
@@ -217,7 +221,7 @@ class Dual:
         """What the best choice that fits paid per unit it freed; without one, a thousandth of the cost of all."""
         budget = self.graph.budget
         assert budget is not None
-        one = 1 << self.scaled.shift << 10
+        one = 1 << (self.scaled.shift + PRICE_BITS)
         if self.best_cost is not None and self.best is not None:
             freed = low.memory - self.graph.weight(self.best)
             return max(1, (self.best_cost - low.cost) * one // max(freed, 1))
@@ -230,6 +234,6 @@ class Dual:
         width = high.price - low.price
         if width <= max(1, high.price // 200):
             return None
-        one = 1 << self.scaled.shift << 10
+        one = 1 << (self.scaled.shift + PRICE_BITS)
         meet = (high.cost - low.cost) * one // max(low.memory - high.memory, 1)
         return max(low.price + max(width // 10, 1), min(meet, high.price - max(width // 10, 1)))
