@@ -41,8 +41,8 @@ class Point:
 class Dual:
     """Bounds and choices for one graph.
 
-    narrow    whether elimination still solves the priced graph exactly; `exact_bound` (ns, at `exact_price`) is its best.
-    impossible  proven that every choice is forbidden.
+    narrow    whether elimination solves the priced graph exactly; `exact_bound` (ns) at `exact_price` is its best.
+    impossible proven that every choice is forbidden.
     bound     ns, the best proven so far (None: no sweep yet); `messages` and `price` prove it.
     best      the cheapest choice found that fits the budget, with `best_cost` in ns, or None.
     pool      the choices found, without repetition.
