@@ -12,13 +12,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-import msgspec
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from fxpar.plans.codec import decode, read_plan
+from fxpar.plans.codec import decode, encode, read_plan
 from fxpar.plans.errors import FxparError, PlanFileError, PlanMismatch
 from fxpar.plans.layout import layout_text, replicated
 from fxpar.plans.plan import Decisions, Plan
@@ -65,7 +64,7 @@ def load(plan: Plan | bytes | str | Path, model: M, *, group: dist.ProcessGroup 
         check_surface(decoded.program, decoded.decisions)
         check_model(decoded, model)
         local = rewrite(decoded.program, decoded.decisions, groups.coords)
-        mark = hashlib.sha256(_plan_bytes(decoded)).hexdigest() + collective_signature(local)
+        mark = hashlib.sha256(encode(decoded)).hexdigest() + collective_signature(local)
     except FxparError as error:
         problem = error
     agree(mark, problem, groups)
@@ -75,10 +74,6 @@ def load(plan: Plan | bytes | str | Path, model: M, *, group: dist.ProcessGroup 
         decoded.program, decoded.decisions.inputs, build(decoded.program, local, groups), groups, parameters
     )
     return cast(M, _become_parallel(model, _State(decoded.program, decoded.decisions, groups, runner, seed)))
-
-
-def _plan_bytes(plan: Plan) -> bytes:
-    return msgspec.msgpack.encode((plan.program, plan.decisions))
 
 
 def agree(mark: str, problem: FxparError | None, groups: MeshGroups) -> None:

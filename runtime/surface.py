@@ -19,7 +19,8 @@ from fxpar.plans.mesh import Mesh
 def torch_placements(layout: Layout, dims: Dims, mesh: Mesh) -> tuple[Placement, ...] | None:
     """Placements under which torch cuts a tensor into the very same local tensors, None when there are none.
 
-    Not expressible: pending values; an uneven cut of a run that is not its whole tensor dim.
+    Not expressible: pending values; an uneven cut of a run that is not its whole tensor dim; a further cut of a dim
+    that has a strided one (torch undoes such a pair in another order).
     """
     result: list[Placement] = []
     # per dim, the lengths left of every run
@@ -27,6 +28,7 @@ def torch_placements(layout: Layout, dims: Dims, mesh: Mesh) -> tuple[Placement,
         {first: prod(atoms[first : first + n]) for first, n in runs_of(layout, dim, len(atoms))}
         for dim, atoms in enumerate(dims)
     ]
+    strided: set[int] = set()
     for placement, ranks in zip(layout, mesh.sizes, strict=True):
         match placement:
             case plan_layout.Replicate():
@@ -34,9 +36,13 @@ def torch_placements(layout: Layout, dims: Dims, mesh: Mesh) -> tuple[Placement,
             case plan_layout.Shard(dim, first):
                 runs = lengths[dim]
                 outer = prod(n for start, n in runs.items() if start < first)
-                if len(runs) > 1 and runs[first] % ranks:
+                if dim in strided or (len(runs) > 1 and runs[first] % ranks):
                     return None
-                result.append(Shard(dim) if outer == 1 else _StridedShard(dim, split_factor=outer))
+                if outer == 1:
+                    result.append(Shard(dim))
+                else:
+                    strided.add(dim)
+                    result.append(_StridedShard(dim, split_factor=outer))
                 runs[first] = -(-runs[first] // ranks)
             case _:
                 return None

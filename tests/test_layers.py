@@ -33,6 +33,8 @@ PRIVATE_TORCH = {
     "torch._subclasses": ("fxpar/capture",),
     "torch.distributed.tensor.placement_types._StridedShard": ("runtime/surface.py",),
     "torch.ops._c10d_functional": ("runtime/collectives.py",),
+    # A minor run of a compound dim has no public placement.
+    "torch.distributed.tensor.placement_types._StridedShard": ("runtime/surface.py",),
     "torch.distributed._functional_collectives": ("runtime/collectives.py",),
     # The adapter of capture may use anything: each line of it is there to hide something private.
     "torch": ("fxpar/capture/adapter.py",),

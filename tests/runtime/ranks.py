@@ -11,7 +11,7 @@ import torch.multiprocessing as mp
 
 
 def run_ranks(function, world, *args, timeout=120):
-    """``function(rank, *args)`` on ``world`` gloo ranks; the list of what each returned (or the exception it raised)."""
+    """``function(rank, *args)`` on ``world`` gloo ranks: what each returned, or the exception it raised."""
     with tempfile.TemporaryDirectory() as folder:
         processes = mp.start_processes(
             _rank, args=(world, folder, function, args), nprocs=world, join=False, start_method="spawn"
