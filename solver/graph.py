@@ -122,8 +122,10 @@ def restrict(graph: Graph, live: Sequence[BoolArray]) -> Graph:
     kept = [np.flatnonzero(mask) for mask in live]
     costs = [graph.costs[v][kept[v]] for v in range(graph.size)]
     mask_numbers: dict[bytes, int] = {}
-    number = [mask_numbers.setdefault(np.packbits(mask).tobytes() + bytes([len(mask) % 8]), len(mask_numbers))
-              for mask in live]
+    number = [
+        mask_numbers.setdefault(np.packbits(mask).tobytes() + bytes([len(mask) % 8]), len(mask_numbers))
+        for mask in live
+    ]
     pieces: dict[tuple[int, int, int], tuple[int, IntArray, IntArray]] = {}
     tables: list[IntArray] = []
     links = []

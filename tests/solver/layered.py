@@ -30,9 +30,15 @@ def layered(blocks, axes=2, seed=0, budget=None, per_block=8, modes=True):
                 for j, b in enumerate(layouts):
                     moved = [axis for axis in range(axes) if a[axis] != b[axis]]
                     free = all(a[axis] == 0 for axis in moved)
-                    base[i, j] = 0 if free else sum(
-                        8000 + int(size * axis_cost[axis] * (2 if a[axis] == 3 and b[axis] == 0 else 1))
-                        for axis in moved if a[axis] != 0)
+                    base[i, j] = (
+                        0
+                        if free
+                        else sum(
+                            8000 + int(size * axis_cost[axis] * (2 if a[axis] == 3 and b[axis] == 0 else 1))
+                            for axis in moved
+                            if a[axis] != 0
+                        )
+                    )
                     if any(b[axis] == 3 and a[axis] != 3 for axis in moved):
                         base[i, j] = FORBIDDEN
             tables.append(expand(base, twice))
