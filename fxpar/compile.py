@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Literal
 
 import torch
 from torch import nn
@@ -22,8 +23,10 @@ from fxpar.plans.errors import FxparError, UnsupportedError
 from fxpar.plans.mesh import Mesh, parse_mesh
 from fxpar.plans.plan import Candidate, Certificate, Fingerprint, Plan
 from fxpar.plans.program import Program
+from fxpar.precision import float32_inputs, inputs_in_bf16, parameters_in_bf16, with_float32_surface
 from fxpar.prices import Prices
 from fxpar.progress import Progress, silent
+from fxpar.recompute import LEVELS
 from fxpar.restrict import check_axis_names
 from fxpar.rules.fingerprint import rules_digest
 from fxpar.search import Request, natural_meshes, random_decisions, run_search
@@ -45,10 +48,14 @@ def capture_program(source: ModelSource, *, outputs: Sequence[str], precision: s
     with progress("building the model"):
         model = build_model(source)
         args, kwargs = source.example_inputs()
+    keep: Literal["all", "loss"] = "all" if "all" in outputs else "loss"
     with progress("capturing the training graph"):
-        program = capture(
-            model, args, kwargs, loss=source.loss, outputs="all" if "all" in outputs else "loss",
-        )
+        if precision == "bf16":
+            with parameters_in_bf16(model) as names:
+                program = capture(model, *inputs_in_bf16((args, kwargs)), loss=source.loss, outputs=keep)
+            program = with_float32_surface(program, names, float32_inputs((args, kwargs)))
+        else:
+            program = capture(model, args, kwargs, loss=source.loss, outputs=keep)
     with progress("cutting logical dims"):
         return analyse(insert_hubs(program)), model
 
@@ -85,14 +92,15 @@ def compile_model(
         mesh: as for ``--mesh``; None: meshes of the cluster's shape are tried.
         memory: bytes per device a plan may use; None: what the cluster has.
         gap: stop when proven within this fraction of the best.
+        recompute: "auto" (as much as memory asks for), "on" (every repeated layer) or "off".
         random_choices: a seed: any feasible plan instead of the best.
         outputs: ``("loss",)`` or ``("all",)``.
 
     Raises:
         FxparError: with its subclasses, whatever stops the model, the request or the search.
     """
-    for option, given in (("--zero", zero is not None), ("--recompute", recompute not in (None, "off")),
-                          ("--microbatches", microbatches not in (None, 1)), ("--hint", bool(hints))):
+    refused = {"--zero": zero is not None, "--microbatches": microbatches not in (None, 1), "--hint": bool(hints)}
+    for option, given in refused.items():
         if given:
             raise UnsupportedError(f"{option} is not available in this version", way_out=f"leave {option} out")
     unknown = sorted(set(outputs) - {"loss", "all"})
@@ -121,7 +129,8 @@ def compile_model(
         prediction = simulate(program, decisions, prices(meshes[0]), optimizer_bytes)
         certificate = Certificate("random", prediction.step_ns, 0, 1.0)
     else:
-        request = Request(program, prices, budget, optimizer_bytes, source.batch_dim, gap, progress)
+        levels = {"auto": LEVELS, "on": LEVELS[-1:], "off": LEVELS[:1]}[recompute or "auto"]
+        request = Request(program, prices, budget, optimizer_bytes, source.batch_dim, gap, progress, levels)
         tried = (wanted,) if wanted is not None else natural_meshes(machine.nodes, machine.devices_per_node)
         pinned = wanted is not None and any(a.name in ("dp", "tp") for a in wanted.axes)
         found, candidates = run_search(request, tried, pinned=pinned)

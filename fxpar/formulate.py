@@ -15,16 +15,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fxpar.cost.compute import Work
 from fxpar.layers import Classes, tie_layers
 from fxpar.plans.errors import Infeasible
-from fxpar.plans.layout import Dims, Layout, replicated
+from fxpar.plans.layout import Dims, Layout, Partial, replicated
 from fxpar.plans.mesh import Mesh
 from fxpar.plans.plan import Decisions
 from fxpar.plans.program import Program, TensorType, node_inputs
+from fxpar.precision import COMPUTE, reduced_early
 from fxpar.prices import Prices, local_work
+from fxpar.recompute import saved_values
 from fxpar.rules.choices import JointChoice, Site, axis_choices, factors_on_atoms, joint_choices
-from fxpar.solver.problem import Edge, IntArray, Problem, Variable
+from fxpar.solver.problem import FORBIDDEN, Edge, IntArray, Problem, Variable
 from fxpar.stored import stored_layouts
 
 MEMORY_UNIT = 64 * 1024
@@ -45,6 +46,7 @@ class Formulation:
     node_states: dict[int, tuple[JointChoice, ...]]
     input_states: dict[int, tuple[Layout, ...]]
     problem: Problem
+    recompute: tuple[int, ...] = ()
 
     def decisions(self, assignment: Sequence[int]) -> Decisions:
         """The decisions that an assignment stands for."""
@@ -54,6 +56,7 @@ class Formulation:
             tuple(self.node_states[c][assignment[c]].names for c in self.classes.nodes),
             inputs,
             output_layouts(self.program, inputs, self.mesh),
+            self.recompute,
         )
 
     def assignment(self, decisions: Decisions) -> tuple[int, ...] | None:
@@ -95,26 +98,6 @@ def sources(program: Program, classes: Classes) -> dict[int, Source]:
     return result
 
 
-def saved_values(program: Program, is_view: Callable[[int], bool]) -> tuple[int, ...]:
-    """Forward values that backward keeps alive: what it reads, views followed to what they look at.
-
-    Program inputs are not counted: they are stored anyway.
-    """
-    producer = {v: n for n, node in enumerate(program.nodes) for v in node.outputs if v >= 0}
-
-    def root(value: int) -> int:
-        while value in producer and is_view(producer[value]):
-            value = node_inputs(program.nodes[producer[value]])[0]
-        return value
-
-    kept = dict.fromkeys(
-        root(v)
-        for node in program.nodes if node.phase == "backward"
-        for v in node_inputs(node) if v in producer and program.nodes[producer[v]].phase == "forward"
-    )
-    return tuple(v for v in kept if v in producer)
-
-
 def useful(site: Site, choices: Iterable[JointChoice], mesh: Mesh) -> list[JointChoice]:
     """Choices worth considering: no empty pieces where a loop is long enough to go round, no run where its first
     atom already divides, and one of several choices with equal layouts."""
@@ -146,6 +129,7 @@ def formulate(
     *,
     budget_bytes: int | None,
     optimizer_bytes: Callable[[str, str], int],
+    recompute: tuple[int, ...] = (),
     node_filter: NodeFilter | None = None,
     input_filter: InputFilter | None = None,
     tied: bool = True,
@@ -155,6 +139,7 @@ def formulate(
     Args:
         program: with logical dims and hubs.
         budget_bytes: memory per device, None for no limit.
+        recompute: forward nodes that backward runs again (their time counts twice, their results are not saved).
         optimizer_bytes: (dtype of a parameter, its name) -> optimizer state bytes per element.
         node_filter, input_filter: the user's constraints.
         tied: repeated layers share decisions.
@@ -163,6 +148,8 @@ def formulate(
         Infeasible: the constraints leave some node or input without any choice.
     """
     classes = tie_layers(program, tied=tied)
+    saved = saved_values(program, recompute, _view_test(classes, mesh))
+    repeats = Counter(classes.nodes[n] for n in saved.again)
     count = len(classes.sizes)
     costs: list[IntArray] = [np.zeros(0, np.int64)] * count
     memory: list[IntArray] = [np.zeros(0, np.int64)] * count
@@ -182,7 +169,7 @@ def formulate(
             raise Infeasible(f"the constraints leave no choice for {node.op}", where=f"{node.source} {node.module}")
         node_states[c] = states
         names[c] = f"{program.nodes[index].op}#{index}"
-        costs[c] = classes.sizes[c] * np.array([prices.op_ns(site, s) for s in states], np.int64)
+        costs[c] = (classes.sizes[c] + repeats[c]) * np.array([prices.op_ns(site, s) for s in states], np.int64)
         memory[c] = np.zeros(len(states), np.int64)
     for index, c in enumerate(classes.inputs):
         if c in input_states:
@@ -204,11 +191,12 @@ def formulate(
         )
     edges: Counter[tuple[int, int, int, int, Dims, TensorType]] = Counter()
     source = sources(program, classes)
+    guarded = {classes.nodes[n] for n in reduced_early(program)}
     for node, c in zip(program.nodes, classes.nodes, strict=True):
         for operand, value in enumerate(node_inputs(node)):
             s = source[value]
             edges[s.owner, s.output, c, operand, program.dims[value], program.types[value]] += 1
-    _add_saved(program, classes, prices, source, node_states, memory)
+    _add_saved(program, saved.values, prices, source, node_states, memory)
     owner_of = {i.name: c for i, c in zip(program.inputs, classes.inputs, strict=True)
                 if i.kind in ("parameter", "buffer")}
     layouts_out: dict[tuple[int, int], tuple[Layout, ...]] = {}
@@ -232,16 +220,18 @@ def formulate(
     result_edges = []
     for (u, o, v, operand, dims, kind), weight in edges.items():
         wanted = input_states[v] if operand < 0 else tuple(s.inputs[operand] for s in node_states[v])
+        keep_sums = v in guarded and kind.dtype == COMPUTE
         if u == v:
             costs[u] = costs[u] + weight * np.diagonal(builder.matrix(out_layouts(u, o), wanted, dims, kind))
         else:
-            result_edges.append(Edge(u, v, builder.table(out_layouts(u, o), wanted, dims, kind), weight))
+            table = builder.table(out_layouts(u, o), wanted, dims, kind, keep_sums)
+            result_edges.append(Edge(u, v, table, weight))
     problem = Problem(
         tuple(Variable(n, np.ascontiguousarray(c), m) for n, c, m in zip(names, costs, memory, strict=True)),
         tuple(result_edges), tuple(builder.tables),
         None if budget_bytes is None else budget_bytes // MEMORY_UNIT,
     )
-    return Formulation(program, mesh, classes, node_states, input_states, problem)
+    return Formulation(program, mesh, classes, node_states, input_states, problem, recompute)
 
 
 def _units(size: int) -> int:
@@ -257,13 +247,12 @@ def _input_bytes(prices: Prices, layout: Layout, dims: Dims, kind: TensorType, g
 
 
 def _add_saved(
-    program: Program, classes: Classes, prices: Prices, source: dict[int, Source],
+    program: Program, values: Sequence[int], prices: Prices, source: dict[int, Source],
     node_states: dict[int, tuple[JointChoice, ...]], memory: list[IntArray],
 ) -> None:
     """Add the bytes of saved forward values to the memory of the classes that make them."""
-    views = [_is_view(classes.sites[n], prices.mesh) for n in range(len(program.nodes))]
     counts: Counter[tuple[int, int, Dims, str]] = Counter()
-    for value in saved_values(program, lambda n: views[n]):
+    for value in values:
         s = source[value]
         counts[s.owner, s.output, program.dims[value], program.types[value].dtype] += 1
     for (c, output, dims, dtype), count in counts.items():
@@ -271,11 +260,22 @@ def _add_saved(
         memory[c] = memory[c] + np.array(sizes, np.int64)
 
 
-def _is_view(site: Site, mesh: Mesh) -> bool:
-    if site.call.op == "fxpar.hub.default":
-        return True
-    work: Work = local_work(site, joint_choices(site, mesh)[0], mesh)
-    return work.kind == "view" and bool(site.inputs)
+def _view_test(classes: Classes, mesh: Mesh) -> Callable[[int], bool]:
+    """Is node ``n`` a view (or a hub) of its first operand?"""
+    known: dict[Site, bool] = {}
+
+    def is_view(node: int) -> bool:
+        site = classes.sites[node]
+        if site not in known:
+            if site.call.op == "fxpar.hub.default":
+                known[site] = True
+            else:
+                whole = JointChoice((), tuple(replicated(mesh) for _ in site.inputs),
+                                    tuple(replicated(mesh) for _ in site.outputs))
+                known[site] = bool(site.inputs) and local_work(site, whole, mesh).kind == "view"
+        return known[site]
+
+    return is_view
 
 
 class _Tables:
@@ -298,12 +298,19 @@ class _Tables:
             )
         return self._matrices[key][np.ix_(row_of, column_of)]
 
-    def table(self, source: Sequence[Layout], target: Sequence[Layout], dims: Dims, kind: TensorType) -> int:
-        """Index of the table in ``tables``."""
-        key = (tuple(source), tuple(target), dims, kind.dtype)
+    def table(
+        self, source: Sequence[Layout], target: Sequence[Layout], dims: Dims, kind: TensorType, keep_sums: bool = False
+    ) -> int:
+        """Index of the table in ``tables``. ``keep_sums``: pending sums may not be reduced on this edge."""
+        key = (tuple(source), tuple(target), dims, kind.dtype, keep_sums)
         if key not in self._known:
             self._known[key] = len(self.tables)
-            self.tables.append(self.matrix(source, target, dims, kind))
+            matrix = self.matrix(source, target, dims, kind)
+            if keep_sums:
+                reduced = [[any(p != q for p, q in zip(a, b, strict=True) if isinstance(p, Partial)) for b in target]
+                           for a in source]
+                matrix = np.where(np.array(reduced), FORBIDDEN, matrix)
+            self.tables.append(matrix)
         return self._known[key]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fxpar.formulate import MEMORY_UNIT, Formulation, formulate, output_layouts
 from fxpar.layers import tie_layers
@@ -19,6 +19,7 @@ from fxpar.plans.plan import Candidate, Certificate, Decisions, Prediction
 from fxpar.plans.program import Program
 from fxpar.prices import Prices
 from fxpar.progress import Progress
+from fxpar.recompute import recompute_nodes
 from fxpar.restrict import Restriction, roles_of, weight_operands, weight_values
 from fxpar.rules.choices import joint_choices
 from fxpar.simulate import OptimizerBytes, simulate
@@ -33,7 +34,7 @@ MEMORY_ROUNDS = 3
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """What is searched: the program (dims and hubs in), prices per mesh, limits."""
+    """What is searched: the program (dims and hubs in), prices per mesh, limits, levels of recomputation allowed."""
 
     program: Program
     prices: Callable[[Mesh], Prices]
@@ -42,6 +43,7 @@ class Request:
     batch_dim: int | None
     gap: float
     progress: Progress
+    levels: tuple[str, ...] = ("none",)
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,10 @@ class Found:
     fits: bool
 
     def candidate(self) -> Candidate:
-        return Candidate(self.name, self.decisions.mesh, self.fits, self.prediction)
+        """As the plan file records it."""
+        again = len(self.decisions.recompute)
+        note = f"recomputes {again} nodes" if again else ""
+        return Candidate(self.name, self.decisions.mesh, self.fits, self.prediction, note)
 
 
 def natural_meshes(nodes: int, devices: int) -> tuple[Mesh, ...]:
@@ -98,13 +103,16 @@ class Search:
             self.weights, self.weight_values, sharded,
         )
 
-    def formulate(self, mesh: Mesh, roles: tuple[str, ...], sharded: bool, budget: int | None) -> Formulation:
-        """The problem on a mesh with axes in the given roles."""
+    def formulate(
+        self, mesh: Mesh, roles: tuple[str, ...], sharded: bool, budget: int | None, level: str
+    ) -> Formulation:
+        """The problem on a mesh with axes in the given roles, at a level of recomputation."""
         restriction = self.restriction(roles, sharded)
         restricted = any(roles)
         return formulate(
             self.request.program, mesh, self.request.prices(mesh), budget_bytes=budget,
             optimizer_bytes=self.request.optimizer_bytes,
+            recompute=recompute_nodes(self.request.program, level),
             node_filter=restriction.nodes if restricted else None,
             input_filter=restriction.inputs if restricted else None,
         )
@@ -116,41 +124,56 @@ class Search:
         return Found(name, decisions, prediction, certificate, prediction.peak_bytes <= request.budget_bytes)
 
     def manual(self, mesh: Mesh) -> list[Found]:
-        """The hand-made plans on a mesh, whether they fit or not."""
+        """The hand-made plans on a mesh, each with the least recomputation with which it fits (or none does)."""
         results = []
         for name, roles, sharded in manual_roles(mesh):
-            with self.request.progress(f"{name} on {mesh}"):
-                formulation = self.formulate(mesh, roles, sharded, None)
-                solution = solve(formulation.problem, gap=self.request.gap)
-                results.append(self._solved(name, formulation, solution))
-        return [r for r in results if r is not None]
+            for level in self.request.levels:
+                with self.request.progress(f"{name} on {mesh}{_with(level)}"):
+                    formulation = self.formulate(mesh, roles, sharded, None, level)
+                    found = self._solved(name, formulation, solve(formulation.problem, gap=self.request.gap))
+                if found is not None and (found.fits or level == self.request.levels[-1]):
+                    results.append(found)
+                    break
+        return results
 
     def best(self, mesh: Mesh, roles: tuple[str, ...], starts: Sequence[Found]) -> Found | None:
-        """The solver's plan on a mesh, the budget tightened while the simulator finds it exceeded."""
+        """The solver's fastest plan on a mesh; more recomputation is tried only where memory binds."""
+        best: Found | None = None
+        for level in self.request.levels:
+            found, binds = self._best_at(level, mesh, roles, starts)
+            if found is not None and (best is None or (not found.fits, found.prediction.step_ns) < (
+                not best.fits, best.prediction.step_ns
+            )):
+                best = found
+            if not binds:
+                break
+        return best
+
+    def _best_at(
+        self, level: str, mesh: Mesh, roles: tuple[str, ...], starts: Sequence[Found]
+    ) -> tuple[Found | None, bool]:
+        """(plan, whether memory shaped it): the budget is tightened while the simulator finds it exceeded."""
         request = self.request
         budget = request.budget_bytes
-        formulation = self.formulate(mesh, roles, False, budget)
+        formulation = self.formulate(mesh, roles, False, budget, level)
         result: Found | None = None
-        for _ in range(MEMORY_ROUNDS):
-            with request.progress(f"solving on {mesh}"):
+        for attempt in range(MEMORY_ROUNDS):
+            with request.progress(f"solving on {mesh}{_with(level)}"):
                 candidates = [a for s in starts if s.decisions.mesh.sizes == mesh.sizes
                               and (a := formulation.assignment(s.decisions)) is not None]
                 solution = solve(formulation.problem, gap=request.gap, candidates=candidates)
             solved = self._solved("fxpar", formulation, solution)
             if solved is None:
-                return result
+                return result, True
             result = solved
             if result.fits:
-                return result
+                return result, attempt > 0 or solution.multiplier > 0
             excess = result.prediction.peak_bytes - request.budget_bytes
             budget -= excess + excess // 8
             if budget <= 0:
-                return result
-            formulation = Formulation(
-                formulation.program, formulation.mesh, formulation.classes, formulation.node_states,
-                formulation.input_states, _with_budget(formulation, budget),
-            )
-        return result
+                break
+            formulation = replace(formulation, problem=replace(formulation.problem, budget=budget // MEMORY_UNIT))
+        return result, True
 
     def _solved(self, name: str, formulation: Formulation, solution: Solution) -> Found | None:
         if solution.assignment is None or solution.cost is None:
@@ -160,11 +183,8 @@ class Search:
         return self.found(name, formulation.decisions(solution.assignment), certificate)
 
 
-def _with_budget(formulation: Formulation, budget: int):  # type: ignore[no-untyped-def]  # noqa: ANN202
-    from fxpar.solver.problem import Problem
-
-    p = formulation.problem
-    return Problem(p.variables, p.edges, p.tables, budget // MEMORY_UNIT)
+def _with(level: str) -> str:
+    return "" if level == "none" else f", recomputing {level}"
 
 
 def run_search(request: Request, meshes: Sequence[Mesh], *, pinned: bool) -> tuple[Found, list[Candidate]]:

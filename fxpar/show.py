@@ -103,11 +103,12 @@ def plan_text(plan: Plan, *, full: bool = False) -> str:
             lines.append(f"  and {len(work) - 8} more kinds (--full shows every op)")
     if plan.candidates:
         lines += ["", "plans compared, same cost model (simulated)"]
-        lines += table([("", "mesh", "step", "compute", "exposed", "memory", ""), *map(_candidate_row, plan.candidates)])
+        head = ("", "mesh", "step", "compute", "exposed", "memory", "")
+        lines += table([head, *map(_candidate_row, plan.candidates)])
         lines += ["", *reasons(plan)]
     c = plan.certificate
-    lines += ["", f"certificate: {c.status}; cost of the priced problem {ms(c.cost_ns)}, proven bound {ms(c.bound_ns)}, "
-                  f"gap {c.gap:.2%}"]
+    lines += ["", f"certificate: {c.status}; cost of the priced problem {ms(c.cost_ns)}, "
+                  f"proven bound {ms(c.bound_ns)}, gap {c.gap:.2%}"]
     if full:
         lines += ["", canonical_text(plan).rstrip()]
     return "\n".join(lines)
@@ -131,7 +132,7 @@ def _candidate_row(c: Candidate) -> tuple[str, ...]:
     if p is None:
         return (c.name, str(c.mesh), "-", "-", "-", "-", c.note)
     return (c.name, str(c.mesh), ms(p.step_ns), ms(p.compute_ns), ms(p.exposed_ns), gib(p.peak_bytes),
-            "" if c.fits else "does not fit")
+            c.note if c.fits else "does not fit")
 
 
 def reasons(plan: Plan) -> list[str]:
@@ -152,7 +153,8 @@ def reasons(plan: Plan) -> list[str]:
             continue
         parts = [f"{ms(abs(d))} {'more' if d > 0 else 'less'} {what}"
                  for d, what in ((compute, "compute"), (exposed, "exposed communication")) if d]
-        lines.append(f"{c.name} on {c.mesh} takes {(compute + exposed) / chosen.step_ns:.1%} longer: {', '.join(parts)}")
+        longer = (compute + exposed) / chosen.step_ns
+        lines.append(f"{c.name} on {c.mesh} takes {longer:.1%} longer: {', '.join(parts)}")
     return lines
 
 

@@ -46,7 +46,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     group.add_argument("--microbatches", type=option.positive, metavar="M", help="parts of the batch in time (1)")
     group.add_argument("--zero", type=int, choices=range(4), help="how much parameters and states are sharded")
-    group.add_argument("--recompute", choices=("auto", "on", "off"), help="recompute activations in backward (off)")
+    group.add_argument("--recompute", choices=("auto", "on", "off"), help="run forward ops again in backward instead of storing their results: as memory asks (auto), on, off")
     group.add_argument(
         "--hint",
         type=option.hint,
@@ -75,8 +75,6 @@ def run(options: argparse.Namespace) -> int:
         refused[f"--microbatches {options.microbatches}"] = "the batch runs in one part"
     if options.zero is not None:
         refused[f"--zero {options.zero}"] = "the solver decides how every parameter is stored"
-    if options.recompute not in (None, "off"):
-        refused[f"--recompute {options.recompute}"] = "every activation that backward needs is stored"
     if options.hint:
         refused[f"--hint {options.hint[0]}"] = "the solver places every value itself; a named --mesh restricts it"
     option.refuse_unsupported(refused)
