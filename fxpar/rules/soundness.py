@@ -207,9 +207,7 @@ def check_call(
         problem = judge(given, site, choice, mesh, rng, expected, tolerance)
         if problem is not None:
             layouts = tuple(layout_text(x) for x in (*choice.inputs, *choice.outputs))
-            found.append(
-                Counterexample(given.op, str(mesh), choice.names, site.inputs, layouts, problem)
-            )
+            found.append(Counterexample(given.op, str(mesh), choice.names, site.inputs, layouts, problem))
     return found
 
 

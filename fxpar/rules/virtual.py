@@ -83,9 +83,7 @@ class Disagreement(Exception):
     """Ranks that should hold the same piece do not."""
 
 
-def assemble(
-    pieces: Sequence[Tensor], dims: Dims, layout: Layout, mesh: Mesh, *, tolerance: float = 1e-9
-) -> Tensor:
+def assemble(pieces: Sequence[Tensor], dims: Dims, layout: Layout, mesh: Mesh, *, tolerance: float = 1e-9) -> Tensor:
     """The global tensor: blocks placed, pending values reduced over their axes.
 
     Raises:
@@ -124,9 +122,7 @@ def _reduced(
     shares: dict[tuple[int, ...], Tensor] = {}
     filled: dict[tuple[int, ...], Tensor] = {}
     for coords in itertools.product(*ranges):
-        at = tuple(
-            same if isinstance(p, Replicate) else c for p, c, same in zip(layout, coords, copy, strict=True)
-        )
+        at = tuple(same if isinstance(p, Replicate) else c for p, c, same in zip(layout, coords, copy, strict=True))
         piece = pieces[mesh.rank(at)]
         held = positions(dims, layout, mesh, at)
         expected = tuple(len(h) for h in held)

@@ -1,4 +1,4 @@
-"""Generators of calls of ops kept whole: products, attention, norms, embeddings, convolutions, losses."""
+"""Generators of calls of ops kept whole: products, attention, norms, embeddings, losses."""
 
 from __future__ import annotations
 
@@ -207,141 +207,15 @@ def bag_backward(draw: Draw) -> Example:
     )
 
 
-# convolutions, pooling, resampling
-
-
-def convolution_call(draw: Draw) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, tuple]:
-    dims = draw.pick(1, 2, 2, 3)
-    groups = draw.pick(1, 1, 2, 3, 4)
-    per_in, per_out = (draw.size(1, 4), draw.size(1, 4)) if groups == 1 else (draw.pick(1, 2), draw.pick(1, 2))
-    flipped = draw.chance(0.3)
-    kernel, stride, padding = draw.pick((3, 1, 1), (2, 2, 0), (1, 1, 0), (3, 2, 1), (2, 1, 0), (2, 2, 0))
-    x = draw.real(draw.size(1, 4), groups * per_in, *(4 for _ in range(dims)))
-    w = draw.real(*((groups * per_in, per_out) if flipped else (groups * per_out, per_in)), *(kernel for _ in range(dims)))
-    bias = draw.real(groups * per_out) if draw.chance() else None
-    extra = [1] * dims if flipped and stride == 2 else [0] * dims
-    return x, w, bias, ([stride] * dims, [padding] * dims, [1] * dims, flipped, extra, groups)
-
-
-@calls("convolution")
-def convolution(draw: Draw) -> Example:
-    x, w, bias, rest = convolution_call(draw)
-    return example("convolution", x, w, bias, *rest)
-
-
-@calls("convolution_backward")
-def convolution_backward(draw: Draw) -> Example:
-    x, w, bias, rest = convolution_call(draw)
-    y = torch.ops.aten.convolution(x, w, bias, *rest)
-    sizes = [y.shape[1]] if bias is not None else [0]
-    masks = [draw.chance(0.8), True, bias is not None]
-    return example("convolution_backward", draw.real(*y.shape), x, w, sizes, *rest, masks)
-
-
-def planes(draw: Draw, dims: int) -> torch.Tensor:
-    lead = (draw.size(1, 4), draw.size(1, 4)) if draw.chance(0.8) else (draw.size(1, 4),)
-    return draw.distinct(*lead, *(4 for _ in range(dims)))
-
-
-def dims_in(op: str) -> int:
-    return next(n for n in (1, 2, 3) if f"{n}d" in op)
-
-
-@calls("max_pool2d_with_indices", "max_pool3d_with_indices")
-def max_pool(draw: Draw, op: str) -> Example:
-    n = dims_in(op)
-    return example(op, planes(draw, n), [2] * n, [draw.pick(1, 2)] * n, [draw.pick(0, 1)] * n)
-
-
-@calls("max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward")
-def max_pool_backward(draw: Draw, op: str) -> Example:
-    n = dims_in(op)
-    x, stride = planes(draw, n), draw.pick(1, 2)
-    y, where = getattr(torch.ops.aten, op.removesuffix("_backward"))(x, [2] * n, [stride] * n)
-    return example(op, draw.real(*y.shape), x, [2] * n, [stride] * n, [0] * n, [1] * n, False, where)
-
-
-@calls("adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d")
-def adaptive_pool(draw: Draw, op: str) -> Example:
-    n = dims_in(op)
-    return example(op, planes(draw, n), [draw.pick(1, 2, 3)] * n)
-
-
-@calls("adaptive_max_pool2d_backward", "adaptive_max_pool3d_backward")
-def adaptive_max_pool_backward(draw: Draw, op: str) -> Example:
-    n = dims_in(op)
-    x = planes(draw, n)
-    y, where = getattr(torch.ops.aten, op.removesuffix("_backward"))(x, [2] * n)
-    return example(op, draw.real(*y.shape), x, where)
-
-
-@calls("_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward")
-def adaptive_avg_pool_backward(draw: Draw, op: str) -> Example:
-    n = dims_in(op)
-    x = planes(draw, n)
-    return example(op, draw.real(*x.shape[:-n], *(2 for _ in range(n))), x)
-
-
-@calls("avg_pool1d", "avg_pool2d", "avg_pool3d")
-def avg_pool(draw: Draw, op: str) -> Example:
-    n = dims_in(op)
-    return example(op, planes(draw, n), [2] * n, [draw.pick(1, 2)] * n)
-
-
-@calls("avg_pool2d_backward", "avg_pool3d_backward")
-def avg_pool_backward(draw: Draw, op: str) -> Example:
-    n = dims_in(op)
-    x = planes(draw, n)
-    return example(op, draw.real(*x.shape[:-n], *(2 for _ in range(n))), x, [2] * n, [2] * n, [0] * n, False, True, None)
-
-
-RESAMPLED = (
-    *(f"upsample_nearest{n}d" for n in (1, 2, 3)), *(f"_upsample_nearest_exact{n}d" for n in (1, 2, 3)),
-    "upsample_linear1d", "upsample_bilinear2d", "upsample_bicubic2d", "upsample_trilinear3d",
-)  # fmt: skip
-
-
-@calls(*RESAMPLED, *(f"{op}_backward" for op in RESAMPLED), "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa")
-def resampled(draw: Draw, op: str) -> Example:
-    n = dims_in(op)
-    b, c = draw.size(1, 4), draw.size(1, 4)
-    aligned = () if "nearest" in op else (draw.chance(),)
-    if op.endswith("_backward"):
-        return example(op, draw.real(b, c, *(6 for _ in range(n))), [6] * n, [b, c, *(4 for _ in range(n))], *aligned)
-    return example(op, draw.real(b, c, *(4 for _ in range(n))), [draw.pick(6, 2)] * n, *aligned)
-
-
-@calls("pixel_shuffle", "pixel_unshuffle")
-def pixels(draw: Draw, op: str) -> Example:
-    return example(op, draw.real(draw.size(1, 4), 4, 4, 4), 2)
-
-
-@calls("grid_sampler_2d", "grid_sampler_3d")
-def grid(draw: Draw, op: str) -> Example:
-    n = dims_in(op.replace("_2d", "2d").replace("_3d", "3d"))
-    b, c = draw.size(1, 3), draw.size(1, 3)
-    x, places = draw.real(b, c, *(4 for _ in range(n))), draw.real(b, *draw.pick((3, 4, 2), (2, 5, 2))[:n], n) / 2
-    return example(op, x, places, 0, draw.pick(0, 1), False)
-
-
-@calls("grid_sampler_2d_backward", "grid_sampler_3d_backward")
-def grid_backward(draw: Draw, op: str) -> Example:
-    n = dims_in(op.replace("_2d", "2d").replace("_3d", "3d"))
-    b, c = draw.size(1, 3), draw.size(1, 3)
-    space = draw.pick((3, 4, 2), (2, 5, 2))[:n]
-    x, places = draw.real(b, c, *(4 for _ in range(n))), draw.real(b, *space, n) / 2
-    return example(op, draw.real(b, c, *space), x, places, 0, draw.pick(0, 1), False, [True, True])
-
-
-@calls("im2col")
-def columns(draw: Draw) -> Example:
-    return example("im2col", draw.real(draw.size(1, 4), draw.size(1, 4), 4, 4), [2, 2], [1, 1], [0, 0], [2, 2])
-
-
-@calls("col2im")
-def image(draw: Draw) -> Example:
-    n, c = draw.size(1, 4), draw.size(1, 4)
-    return example("col2im", draw.real(n, c * 4, 4), [4, 4], [2, 2], [1, 1], [0, 0], [2, 2])
+@calls("_embedding_bag_backward")
+def bag_backward_any(draw: Draw) -> Example:
+    rows, mode = 5, draw.pick(0, 1)
+    weight, ids, offsets = draw.real(rows, 4), draw.below(rows, 7), torch.tensor([0, 3, 3])
+    out, offset2bag, sizes, largest = torch.ops.aten._embedding_bag(weight, ids, offsets, False, mode)
+    return example(
+        "_embedding_bag_backward", draw.real(*out.shape), ids, offsets, offset2bag, sizes, largest, rows, False, mode,
+        False, None,
+    )  # fmt: skip
 
 
 # losses
@@ -410,7 +284,9 @@ def ctc_backward(draw: Draw) -> Example:
 # linear algebra, transforms, experts
 
 
-@calls("linalg_inv_ex", "_linalg_det", "_linalg_slogdet", "linalg_cholesky_ex", "linalg_qr", "_linalg_eigh", "_linalg_svd")
+@calls(
+    "linalg_inv_ex", "_linalg_det", "_linalg_slogdet", "linalg_cholesky_ex", "linalg_qr", "_linalg_eigh", "_linalg_svd"
+)
 def matrices(draw: Draw, op: str) -> Example:
     a = draw.real(draw.size(1, 5), 3, 3)
     return example(op, a @ a.mT + torch.eye(3, dtype=a.dtype))
@@ -428,7 +304,9 @@ def fft_real(draw: Draw) -> Example:
 
 @calls("_fft_c2c")
 def fft_complex(draw: Draw) -> Example:
-    return example("_fft_c2c", torch.complex(draw.real(4, 3, 6), draw.real(4, 3, 6)), draw.pick([2], [1]), 0, draw.chance())
+    return example(
+        "_fft_c2c", torch.complex(draw.real(4, 3, 6), draw.real(4, 3, 6)), draw.pick([2], [1]), 0, draw.chance()
+    )
 
 
 @calls("_fft_c2r")
@@ -438,7 +316,9 @@ def fft_back(draw: Draw) -> Example:
 
 @calls("linalg_cross")
 def cross(draw: Draw) -> Example:
-    return example("linalg_cross", draw.real(4, 3, 3), draw.real(*draw.pick((4, 3, 3), (1, 3, 3))), dim=draw.pick(1, -1))
+    return example(
+        "linalg_cross", draw.real(4, 3, 3), draw.real(*draw.pick((4, 3, 3), (1, 3, 3))), dim=draw.pick(1, -1)
+    )
 
 
 @calls("_cdist_forward")

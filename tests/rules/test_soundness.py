@@ -10,7 +10,7 @@ import torch
 from fxpar.plans.mesh import parse_mesh
 from fxpar.rules.registry import all_rules
 from fxpar.rules.soundness import check_call
-from tests.rules import calls_elementwise, calls_shapes, calls_whole_ops  # noqa: F401  declare the generators
+from tests.rules import calls  # noqa: F401  declares the generators
 from tests.rules.calls_elementwise import short_name
 from tests.rules.draw import GENERATORS, Draw
 

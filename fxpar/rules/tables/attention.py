@@ -28,7 +28,9 @@ def attention(call: Call) -> Factors:
     groups: tuple[Group, ...] = ()
     groups += loop(call, call.shape(q)[0], {q: 0, k: 0, v: 0, **_mask(call, mask, 0, 0)}, {0: 0, 1: 0})
     outer, inner = Slot((1,), 1, rep), Slot((1,), shared, 1)
-    groups += loop(call, shared, {q: outer, k: 1, v: 1, **_mask(call, mask, 1, outer)}, {0: outer, 1: outer}, nonempty=True)
+    groups += loop(
+        call, shared, {q: outer, k: 1, v: 1, **_mask(call, mask, 1, outer)}, {0: outer, 1: outer}, nonempty=True
+    )
     groups += loop(call, rep, {q: inner, **_mask(call, mask, 1, inner)}, {0: inner, 1: inner}, nonempty=True)
     # the lse does not read v: it is the same on every rank
     groups += loop(call, call.shape(v)[3], {v: 3}, {0: 3})

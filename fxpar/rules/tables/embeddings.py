@@ -81,4 +81,4 @@ def bag_backward(call: Call) -> Factors:
     return Factors(loop(call, call.shape(0)[1], {0: 1}, {0: 1}), passes(call, "0") if call.arg("mode") != 2 else ())
 
 
-rule(["_embedding_bag_dense_backward"], bag_backward)
+rule(["_embedding_bag_dense_backward", "_embedding_bag_backward"], bag_backward)

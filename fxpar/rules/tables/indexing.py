@@ -166,9 +166,7 @@ def index_write(call: Call) -> Factors:
         if d != dim:
             groups += loop(call, size, {0: d, source: d}, {0: d})
         elif adding and call.shape(1):
-            groups += loop(
-                call, call.shape(1)[0], {1: 0, source: d}, {}, contract={0: "sum"}, addends=(0,)
-            )
+            groups += loop(call, call.shape(1)[0], {1: 0, source: d}, {}, contract={0: "sum"}, addends=(0,))
     return Factors(groups, passes(call, "02"))
 
 

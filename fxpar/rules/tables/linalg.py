@@ -82,6 +82,7 @@ def distances(call: Call) -> Factors:
 
 rule("_cdist_forward", distances)
 
+
 def histogram(call: Call) -> Factors:
     """Counts over all elements; without a range the bounds are those of all elements."""
     if call.arg("min") == call.arg("max"):
@@ -98,7 +99,7 @@ rule("histc", histogram)
 def grouped_product(call: Call) -> Factors:
     """Rows in consecutive groups, one matrix a group: ``s! k, g! k n, g! -> s! n``.
 
-    The rows of a group are contiguous in the global tensor, so rows stay whole; without offsets it is a batched product.
+    The rows of a group are contiguous in the global tensor, so rows stay whole; without offsets: a batched product.
     torch's kernel wants rows of a multiple of 16 bytes, so k and n are cut in such pieces.
     """
     a, b, out = call.shape(0), call.shape(1), call.out_shape()

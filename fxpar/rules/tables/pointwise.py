@@ -22,9 +22,7 @@ def broadcast_groups(call: Call) -> tuple[Group, ...]:
     for back in range(1, len(shape) + 1):
         size = shape[-back]
         inputs = {
-            i: len(t.shape) - back
-            for i, t in enumerate(call.inputs)
-            if len(t.shape) >= back and t.shape[-back] == size
+            i: len(t.shape) - back for i, t in enumerate(call.inputs) if len(t.shape) >= back and t.shape[-back] == size
         }
         outputs = {o: len(shape) - back for o, out in enumerate(call.outputs) if out is not None}
         groups = loop(call, size, inputs, outputs) + groups

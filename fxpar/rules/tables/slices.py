@@ -54,9 +54,9 @@ def _aligned(
     return groups
 
 
-def blocks(call: Call, sizes_in: dict[int, int], sizes_out: dict[int, int], dim: int, offsets: Sequence[int] = ()) -> (
-    tuple[Group, ...]
-):
+def blocks(
+    call: Call, sizes_in: dict[int, int], sizes_out: dict[int, int], dim: int, offsets: Sequence[int] = ()
+) -> tuple[Group, ...]:
     """The loop over the common inner block of a dim of these sizes, cut at ``offsets``; empty pieces carry nothing."""
     sizes_in = {i: size for i, size in sizes_in.items() if size}
     sizes_out = {o: size for o, size in sizes_out.items() if size}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 
 from fxpar.plans.program import Arg
 from fxpar.rules.factor_rule import Block, Call, Factors, Group, Slot
@@ -58,6 +59,50 @@ rule(
     view,
     localise=local_reshape,
 )  # fmt: skip
+
+
+def is_dense(size: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    """True when the strides are those of a contiguous tensor (dims of size 1 may have any)."""
+    step = 1
+    for n, s in zip(reversed(size), reversed(stride), strict=True):
+        if n != 1 and s != step:
+            return False
+        step *= n
+    return True
+
+
+def _covers(call: Call, base: tuple[int, ...]) -> bool:
+    size = tuple(call.arg("size"))
+    return prod(size) == prod(base) and not call.arg("storage_offset") and is_dense(size, tuple(call.arg("stride")))
+
+
+def as_strided(call: Call) -> Factors:
+    """A view of all elements in order is a reshape (the operand of a captured program is contiguous); else whole."""
+    return view(call) if _covers(call, call.shape(0)) else Factors()
+
+
+def as_strided_scatter(call: Call) -> Factors:
+    """When the strides cover all of ``self``, the result is ``src`` in the shape of ``self``."""
+    if not _covers(call, call.shape(0)):
+        return Factors()
+    groups: tuple[Group, ...] = ()
+    for left, right, size in equal_products(call.shape(1), call.out_shape()):
+        groups += loop(call, size, {0: Slot(right), 1: Slot(left)}, {0: Slot(right)})
+    return Factors(groups, passes(call, "1"))
+
+
+def local_as_strided(call: Call, block: Block) -> tuple[str, tuple[Arg, ...]]:
+    return local_reshape(call, block) if _covers(call, call.shape(0)) else (call.op, call.args)
+
+
+def local_as_strided_scatter(call: Call, block: Block) -> tuple[str, tuple[Arg, ...]]:
+    if not _covers(call, call.shape(0)):
+        return call.op, call.args
+    return "aten.reshape.default", (call.arg("src"), block.output_shape())
+
+
+rule("as_strided", as_strided, localise=local_as_strided)
+rule("as_strided_scatter", as_strided_scatter, localise=local_as_strided_scatter)
 
 
 def permuted(order: Callable[[Call], tuple[int, ...]]) -> Callable[[Call], Factors]:
