@@ -172,10 +172,14 @@ class _State:
         self.writes_buffers = any(o.kind == "buffer" for o in program.outputs)
 
     def next_seed(self) -> int:
-        """The seed of the next forward: 63 bits of a hash of (seed, step)."""
-        text = f"{self.seed} {self.steps}".encode()
+        """The seed of the next forward."""
         self.steps += 1
-        return int.from_bytes(hashlib.sha256(text).digest()[:8], "little") >> 1
+        return step_seed(self.seed, self.steps - 1)
+
+
+def step_seed(seed: int, step: int) -> int:
+    """The seed that forward number ``step`` (from 0) draws from: 63 bits of a hash of (seed, step)."""
+    return int.from_bytes(hashlib.sha256(f"{seed} {step}".encode()).digest()[:8], "little") >> 1
 
 
 def _become_parallel(model: nn.Module, state: _State) -> nn.Module:

@@ -98,8 +98,11 @@ def unpack_row(buffer: torch.Tensor, shapes: Sequence[Shape]) -> list[torch.Tens
 
 
 def local_slice(tensor: torch.Tensor, outer: int, start: int, length: int, inner: int, shape: Shape) -> torch.Tensor:
-    """Elements ``[start, start + length)`` of the middle of ``[outer, size, inner]``, as a tensor of ``shape``."""
+    """Elements ``[start, start + length)`` of the middle of ``[outer, size, inner]``, as a tensor of ``shape``.
+
+    Contiguous: some kernels (layer norm's backward on the CPU) misread statistics that are not.
+    """
     if not prod(shape):
         return tensor.new_empty(shape)
     size = tensor.numel() // (outer * inner)
-    return tensor.reshape(outer, size, inner)[:, start : start + length].reshape(shape)
+    return tensor.reshape(outer, size, inner)[:, start : start + length].contiguous().view(shape)

@@ -74,14 +74,21 @@ def rewrite_all(program: Program, decisions: Decisions) -> tuple[LocalProgram, .
     return programs
 
 
+Watch = Callable[[int, torch.Tensor], None]
+"""Told every global value (id, tensor assembled from the ranks) when a step has made it."""
+
+
 @torch.no_grad()
-def run_virtual(program: Program, decisions: Decisions, inputs: Mapping[int, torch.Tensor]) -> VirtualResult:
+def run_virtual(
+    program: Program, decisions: Decisions, inputs: Mapping[int, torch.Tensor], watch: Watch | None = None
+) -> VirtualResult:
     """Run one step on every rank.
 
     Args:
         program: with logical dims.
         decisions: one choice per node, a layout per input and output.
         inputs: the global tensor of every program input, by value id.
+        watch: is told every value, to find where two runs part.
 
     Raises:
         PlanFileError: the decisions do not fit the program.
@@ -98,6 +105,9 @@ def run_virtual(program: Program, decisions: Decisions, inputs: Mapping[int, tor
         ]
     for index, freed in enumerate(last_uses(first)):
         _run_step(index, programs, state, mesh)
+        for value in first.steps[index].writes if watch is not None else ():
+            origin, layout = first.origins[value]
+            watch(origin, assemble(state[value], program.dims[origin], layout, mesh))
         for value in freed:
             del state[value]
     pieces = tuple(tuple(state[v]) for v in first.outputs)

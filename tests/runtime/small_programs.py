@@ -4,11 +4,12 @@ import random
 
 import torch
 
-from fxpar.plans.layout import PARTIAL_SUM, Shard, replicated, valid_layout
+from fxpar.plans.layout import Shard, replicated, valid_layout
 from fxpar.plans.mesh import Mesh
 from fxpar.plans.plan import Decisions
 from fxpar.plans.program import Arg, Input, Node, Output, Program, Ref, TensorType
 from fxpar.rules.choices import joint_choices, site_of
+from fxpar.runtime.surface import torch_placements
 
 
 class ProgramBuilder:
@@ -81,8 +82,8 @@ def global_inputs(program, seed=0):
     }
 
 
-def random_layout(dims, mesh: Mesh, rng: random.Random, partial=False):
-    """Any valid layout; runs of atoms of every length."""
+def random_layout(dims, mesh: Mesh, rng: random.Random, sayable=False):
+    """Any valid layout; runs of atoms of every length. ``sayable``: in torch's placements."""
     places = [
         Shard(d, first, length)
         for d, atoms in enumerate(dims)
@@ -91,22 +92,30 @@ def random_layout(dims, mesh: Mesh, rng: random.Random, partial=False):
     ]
     for _ in range(100):
         layout = tuple(
-            rng.choice([replicated(mesh)[0], *places, *([PARTIAL_SUM] if partial else [])]) for _ in mesh.axes
+            rng.choice([replicated(mesh)[0], *places]) for _ in mesh.axes
         )
-        if valid_layout(layout, dims):
+        if valid_layout(layout, dims) and (not sayable or torch_placements(layout, dims, mesh) is not None):
             return layout
     return replicated(mesh)
 
 
-def random_decisions(program, mesh, rng: random.Random, recompute=False):
-    """Any feasible choice per node, any stored layout, gradients in their parameter's layout."""
+def random_decisions(program, mesh, rng: random.Random, recompute=False, sayable=False):
+    """Any feasible choice per node, any stored layout, gradients in their parameter's layout.
+
+    ``sayable``: layouts at the surface are such that a plan may have them.
+    """
     choices = tuple(rng.choice(joint_choices(site_of(n, program), mesh)).names for n in program.nodes)
-    stored = {i.value: random_layout(program.dims[i.value], mesh, rng) for i in program.inputs}
+    stored = {
+        i.value: replicated(mesh)
+        if sayable and i.kind not in ("parameter", "input")
+        else random_layout(program.dims[i.value], mesh, rng, sayable=sayable)
+        for i in program.inputs
+    }
     by_name = {i.name: stored[i.value] for i in program.inputs}
     outputs = tuple(
         by_name[o.name]
         if o.kind == "gradient"
-        else random_layout(program.dims[o.value], mesh, rng)
+        else random_layout(program.dims[o.value], mesh, rng, sayable=sayable)
         if o.kind == "output"
         else replicated(mesh)
         for o in program.outputs
