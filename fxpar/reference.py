@@ -6,7 +6,7 @@ Judged in float64 the reference must not round in between, so every float32 that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,19 +17,20 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from fxpar.model_source import ModelSource
+from fxpar.plans.program import Program
+from fxpar.runtime.interpret import run_global
+from fxpar.step_values import StepResults, input_values, named_parameters, named_results
 
 DTYPES = {"f32": torch.float32, "f64": torch.float64}
 TRAIN_STEPS = 3
 CLIP_NORM = 1.0
+_WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 
 
 @dataclass(frozen=True)
-class Record:
-    """Loss, gradients by parameter name, buffers after the step; losses, norms and parameters of a short training."""
+class Training:
+    """A short training: the loss and the gradient norm of every step, and the parameters after the last."""
 
-    loss: torch.Tensor
-    gradients: dict[str, torch.Tensor | None]
-    buffers: dict[str, torch.Tensor]
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
     parameters: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -38,16 +39,14 @@ class Record:
 class _Wider(TorchFunctionMode):
     """float32 asked for by name becomes float64."""
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is torch.Tensor.float:
             return args[0].double()
         if func is not torch.Tensor.type:
-            swap = {torch.float32: torch.float64, torch.complex64: torch.complex128}
-            args = pytree.tree_map(lambda a: swap.get(a, a) if isinstance(a, torch.dtype) else a, args)
-            kwargs = pytree.tree_map(lambda a: swap.get(a, a) if isinstance(a, torch.dtype) else a, kwargs)
+            args, kwargs = pytree.tree_map(
+                lambda leaf: _WIDER.get(leaf, leaf) if isinstance(leaf, torch.dtype) else leaf, (args, kwargs)
+            )
         return func(*args, **kwargs)
 
 
@@ -67,13 +66,13 @@ def computing_in(dtype: torch.dtype) -> Iterator[None]:
 
 
 def widen(tree: Any, dtype: torch.dtype) -> Any:
-    """float32 tensors of a pytree in ``dtype`` (complex64 to match), detached copies."""
-    swap = {torch.float32: dtype, torch.complex64: torch.complex128 if dtype is torch.float64 else torch.complex64}
+    """Tensors of a pytree as detached copies; for float64 those in float32 (complex64) are made double."""
+    table = _WIDER if dtype is torch.float64 else {}
 
     def one(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return leaf
-        return leaf.detach().clone().to(swap.get(leaf.dtype, leaf.dtype))
+        return leaf.detach().clone().to(table.get(leaf.dtype, leaf.dtype))
 
     return pytree.tree_map(one, tree)
 
@@ -81,20 +80,18 @@ def widen(tree: Any, dtype: torch.dtype) -> Any:
 def widen_module(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     """The model with its float32 (complex64) parameters and buffers in ``dtype``; ties stay ties."""
     if dtype is torch.float64:
-        with torch.no_grad():
-            for module in model.modules():
-                for parameter in module.parameters(recurse=False):
-                    if parameter.dtype is torch.float32:
-                        parameter.data = parameter.data.double()
-                    elif parameter.dtype is torch.complex64:
-                        parameter.data = parameter.data.to(torch.complex128)
-                for name, buffer in list(module.named_buffers(recurse=False)):
-                    if buffer.dtype in (torch.float32, torch.complex64):
-                        module._buffers[name] = widen(buffer, dtype)
+        narrow = [b for b in model.buffers() if b.dtype in _WIDER]
+        wide = {id(buffer): widen(buffer, dtype) for buffer in narrow}
+        for module in model.modules():
+            for parameter in module.parameters(recurse=False):
+                parameter.data = parameter.data.to(_WIDER.get(parameter.dtype, parameter.dtype))
+            for name, buffer in module._buffers.items():
+                if id(buffer) in wide:
+                    module._buffers[name] = wide[id(buffer)]
     return model
 
 
-def built(source: ModelSource, dtype: torch.dtype, state: dict[str, torch.Tensor] | None = None) -> nn.Module:
+def built(source: ModelSource, dtype: torch.dtype, state: Mapping[str, torch.Tensor] | None = None) -> nn.Module:
     """The model on the CPU, deterministic, in ``dtype``, optionally with the weights of ``state``."""
     torch.manual_seed(source.seed)
     model = source.build()
@@ -103,71 +100,91 @@ def built(source: ModelSource, dtype: torch.dtype, state: dict[str, torch.Tensor
     return widen_module(model, dtype)
 
 
-def eager_step(source: ModelSource, model: nn.Module, dtype: torch.dtype) -> torch.Tensor:
-    """One forward and backward of the model; gradients are left in ``.grad``. Returns the loss."""
-    args, kwargs = widen(source.example_inputs(), dtype)
-    with computing_in(dtype):
-        torch.manual_seed(source.seed + 1)
-        loss = source.loss(model(*args, **kwargs), (args, kwargs))
-        loss.backward()
-    return loss.detach()
+class EagerStep:
+    """Steps of the model itself; each leaves its gradients in ``.grad``."""
+
+    def __init__(self, source: ModelSource, model: nn.Module, dtype: torch.dtype) -> None:
+        self.source, self.model, self.dtype = source, model, dtype
+
+    def __call__(self) -> StepResults:
+        """One forward and backward."""
+        args, kwargs = widen(self.source.example_inputs(), self.dtype)
+        with computing_in(self.dtype):
+            torch.manual_seed(self.source.seed + 1)
+            output = self.model(*args, **kwargs)
+            loss = self.source.loss(output, (args, kwargs))
+            loss.backward()
+        outputs = tuple(t.detach().clone() for t in pytree.tree_leaves(output) if isinstance(t, torch.Tensor))
+        return StepResults(loss.detach(), gradients_of(self.model), buffers_of(self.model), outputs)
 
 
-def optimizer_of(parameters: Any, dtype: torch.dtype) -> torch.optim.Optimizer:
+class ProgramStep:
+    """Steps of a program run whole in this process: the reference of one that draws random numbers."""
+
+    def __init__(
+        self, program: Program, source: ModelSource, model: nn.Module, dtype: torch.dtype, seed_of: Callable[[int], int]
+    ) -> None:
+        self.program, self.source, self.model, self.dtype, self.seed_of = program, source, model, dtype, seed_of
+        self.count = 0
+
+    def __call__(self) -> StepResults:
+        """One step on the model's current weights; step ``i`` draws from ``seed_of(i)``."""
+        args, kwargs = widen(self.source.example_inputs(), self.dtype)
+        values = input_values(self.program, self.model, args, kwargs, seed=self.seed_of(self.count))
+        self.count += 1
+        results = named_results(self.program, self.model, run_global(self.program, values))
+        for name, parameter in named_parameters(self.model):
+            gradient = results.gradients[name]
+            # a copy: clipping writes to .grad
+            parameter.grad = None if gradient is None else gradient.clone()
+        with torch.no_grad():
+            for name, buffer in self.model.named_buffers(remove_duplicate=False):
+                buffer.copy_(results.buffers[name])
+        return results
+
+
+def gradients_of(model: nn.Module) -> dict[str, torch.Tensor | None]:
+    """Copies of all gradients, under every name."""
+    return {n: None if p.grad is None else p.grad.detach().clone() for n, p in named_parameters(model)}
+
+
+def buffers_of(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Copies of all buffers, under every name."""
+    return {n: b.detach().clone() for n, b in model.named_buffers(remove_duplicate=False)}
+
+
+def optimizer_of(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     """AdamW with an eps that does not blow up rounding noise in tiny gradients."""
     return torch.optim.AdamW(parameters, lr=1e-2, eps=1e-3, weight_decay=0.01)
 
 
-def eager_record(
-    source: ModelSource, dtype: torch.dtype, *, train: bool, state: dict[str, torch.Tensor] | None = None
-) -> Record:
-    """The reference of one step, and of a short training with clipping when ``train``."""
-    model = built(source, dtype, state)
-    loss = eager_step(source, model, dtype)
-    return _finish(model, loss, lambda: eager_step(source, model, dtype), train, dtype)
+def train(
+    model: nn.Module, first: torch.Tensor, step: Callable[[], torch.Tensor],
+    clip: Callable[[list[nn.Parameter]], torch.Tensor], whole: Callable[[torch.Tensor], torch.Tensor],
+) -> Training:
+    """``TRAIN_STEPS`` steps of AdamW with clipping; the gradients of the first step are there already.
 
-
-def _finish(
-    model: nn.Module, loss: torch.Tensor, step: Callable[[], torch.Tensor], train: bool, dtype: torch.dtype
-) -> Record:
-    named = list(model.named_parameters(remove_duplicate=False))
-    gradients = {n: None if p.grad is None else p.grad.detach().clone() for n, p in named}
-    buffers = {n: b.detach().clone() for n, b in model.named_buffers(remove_duplicate=False)}
-    losses, norms = [], []
-    if train:
-        trained = [p for p in model.parameters() if p.requires_grad]
-        optimizer = optimizer_of(trained, dtype)
-        for index in range(TRAIN_STEPS):
-            if index:
-                optimizer.zero_grad(set_to_none=True)
-                loss = step()
-            norms.append(float(torch.nn.utils.clip_grad_norm_(trained, CLIP_NORM)))
-            optimizer.step()
-            losses.append(float(loss))
-    return Record(loss, gradients, buffers, losses, norms, {n: p.detach().clone() for n, p in named} if train else {})
-
-
-def program_record(
-    model: nn.Module, run: Callable[[int], tuple[torch.Tensor, dict[str, torch.Tensor], dict[str, torch.Tensor]]],
-    dtype: torch.dtype, *, train: bool,
-) -> Record:
-    """The reference of a program that draws random numbers: the same program, whole, in this process.
-
-    ``run(step)`` runs it on the model's current weights and gives loss, gradients and new buffers by name.
+    Args:
+        first: the loss of the first step.
+        step: a further step: gradients into ``.grad``, returns the loss.
+        clip: clips the gradients of the trained parameters to ``CLIP_NORM`` and returns the norm before.
+        whole: a parameter as one plain tensor.
     """
-    count = 0
-
-    def step() -> torch.Tensor:
-        nonlocal count
-        loss, gradients, buffers = run(count)
-        count += 1
-        for name, parameter in model.named_parameters():
-            parameter.grad = gradients.get(name)
-        own = dict(model.named_buffers())
-        for name, value in buffers.items():
-            own[name].copy_(value)
-        return loss
-
-    return _finish(model, step(), step, train, dtype)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = optimizer_of(trained)
+    losses, norms = [float(first)], []
+    for index in range(TRAIN_STEPS):
+        if index:
+            optimizer.zero_grad(set_to_none=True)
+            losses.append(float(step()))
+        norms.append(float(clip(trained)))
+        optimizer.step()
+    return Training(losses, norms, {n: whole(p.detach()).clone() for n, p in named_parameters(model)})
 
 
+def train_one_process(model: nn.Module, first: torch.Tensor, step: Callable[[], StepResults]) -> Training:
+    """The reference training of :func:`train`."""
+    return train(
+        model, first, lambda: step().loss,
+        lambda trained: torch.nn.utils.clip_grad_norm_(trained, CLIP_NORM), lambda tensor: tensor,
+    )

@@ -1,0 +1,126 @@
+"""One rank of ``fxpar verify --ranks gloo``: started by torchrun with the folder that holds plan and request.
+
+Runs one step, gathers everything, makes sure that all ranks gathered the same, trains a few steps more; rank 0 writes
+the result.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from fxpar.model_source import load_model_source
+from fxpar.plans.codec import read_plan
+from fxpar.plans.errors import FxparError
+from fxpar.ranks import report_failure
+from fxpar.reference import CLIP_NORM, DTYPES, buffers_of, built, train, widen
+from fxpar.runtime.model import ParallelModule, load
+from fxpar.step_values import named_parameters, output_tensors_of_call, returns_outputs
+
+COLLECTIVE_SECONDS = 120
+
+
+def main(folder: Path) -> None:
+    """The whole life of a rank."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=COLLECTIVE_SECONDS))
+    request = json.loads((folder / "request.json").read_text())
+    dtype = DTYPES[request["dtype"]]
+    source = load_model_source(
+        request["model"], task=request["task"], seq=request["seq"], batch=request["batch"]
+    )
+    state = folder / "state.pt"
+    plan = read_plan(folder / "plan.msgpack")
+    model = built(source, dtype, torch.load(state, weights_only=True) if state.exists() else None)
+    module: Any = load(plan, model, seed=request["seed"])
+    args, kwargs = widen(source.example_inputs(), dtype)
+    before = buffers_of(module)
+    loss = module.step(*args, **kwargs)
+    found: dict[str, Any] = {
+        "loss": loss, "gradients": whole_gradients(module), "buffers": buffers_of(module), "outputs": [],
+    }
+    if returns_outputs(plan.program):
+        restore(module, before)
+        module.seed(request["seed"])
+        with torch.no_grad():
+            found["outputs"] = [whole(t) for t in output_tensors_of_call(module(*args, **kwargs))]
+        restore(module, found["buffers"])
+    if request["train"]:
+        training = train(
+            module, loss, lambda: module.step(*args, **kwargs), lambda _: module.clip_grad_norm_(CLIP_NORM), whole
+        )
+        found["training"] = vars(training)
+    check_same_everywhere(found)
+    if dist.get_rank() == 0:
+        part = folder / "result.part"
+        torch.save(found, part)
+        part.rename(folder / "result.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """A DTensor's global value; a plain tensor as it is."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def whole_gradients(module: nn.Module) -> dict[str, torch.Tensor | None]:
+    """Copies of the global gradients, under every name."""
+    gathered = {id(p): None if p.grad is None else whole(p.grad).clone() for p in module.parameters()}
+    return {name: gathered[id(p)] for name, p in named_parameters(module)}
+
+
+@torch.no_grad()
+def restore(module: ParallelModule | nn.Module, buffers: dict[str, torch.Tensor]) -> None:
+    """Set all buffers."""
+    for name, buffer in module.named_buffers(remove_duplicate=False):
+        buffer.copy_(buffers[name])
+
+
+def check_same_everywhere(found: dict[str, Any]) -> None:
+    """Compare what this rank gathered with rank 0's, to the bit.
+
+    Raises:
+        FxparError: names what differs.
+    """
+    mine = dict(digests("", found))
+    told: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(told, mine)
+    wrong = [name for name, digest in told[0].items() if mine.get(name) != digest]
+    if wrong or set(mine) != set(told[0]):
+        raise FxparError(
+            f"rank {dist.get_rank()} gathered other values than rank 0", numbers=f"in {', '.join(wrong[:8])}"
+        )
+
+
+def digests(path: str, tree: Any) -> Iterator[tuple[str, str]]:
+    """(path, digest) of every leaf of nested dicts and lists."""
+    if isinstance(tree, dict):
+        for key, child in tree.items():
+            yield from digests(f"{path}.{key}" if path else str(key), child)
+    elif isinstance(tree, list | tuple):
+        for index, child in enumerate(tree):
+            yield from digests(f"{path}[{index}]", child)
+    elif isinstance(tree, torch.Tensor):
+        flat = tree.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        yield path, hashlib.sha256(flat.numpy().tobytes()).hexdigest()
+    else:
+        yield path, repr(tree)
+
+
+if __name__ == "__main__":
+    code = report_failure(lambda: main(Path(sys.argv[1])))
+    sys.stdout.flush()
+    if code:
+        os._exit(code)  # no goodbye: the other ranks may wait in a collective that this one never joins
