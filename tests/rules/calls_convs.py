@@ -8,34 +8,47 @@ from fxpar.rules.soundness import Example, example
 from tests.rules.draw import Draw, calls
 
 
-def convolution_call(draw: Draw) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, tuple]:
+def convolution_call(draw: Draw, groups: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, tuple]:
     dims = draw.pick(1, 2, 2, 3)
-    groups = draw.pick(1, 1, 2, 3, 4)
-    per_in, per_out = (draw.size(1, 4), draw.size(1, 4)) if groups == 1 else (draw.pick(1, 2), draw.pick(1, 2))
+    per_in, per_out = (draw.size(1, 5), draw.size(1, 5)) if groups == 1 else (draw.pick(1, 2), draw.pick(1, 2))
     flipped = draw.chance(0.3)
     kernel, stride, padding = draw.pick((3, 1, 1), (2, 2, 0), (1, 1, 0), (3, 2, 1), (2, 1, 0), (2, 2, 0))
     x = draw.real(draw.size(1, 4), groups * per_in, *(4 for _ in range(dims)))
-    w = draw.real(
-        *((groups * per_in, per_out) if flipped else (groups * per_out, per_in)), *(kernel for _ in range(dims))
-    )
+    channels = (groups * per_in, per_out) if flipped else (groups * per_out, per_in)
+    w = draw.real(*channels, *(kernel for _ in range(dims)))
     bias = draw.real(groups * per_out) if draw.chance() else None
     extra = [1] * dims if flipped and stride == 2 else [0] * dims
     return x, w, bias, ([stride] * dims, [padding] * dims, [1] * dims, flipped, extra, groups)
 
 
+def backward_call(draw: Draw, groups: int) -> Example:
+    x, w, bias, rest = convolution_call(draw, groups)
+    y = torch.ops.aten.convolution(x, w, bias, *rest)
+    sizes = [y.shape[1]] if bias is not None else [0]
+    masks = [draw.chance(0.8), True, bias is not None]
+    return example("convolution_backward", draw.real(*y.shape), x, w, sizes, *rest, masks)
+
+
 @calls("convolution")
 def convolution(draw: Draw) -> Example:
-    x, w, bias, rest = convolution_call(draw)
+    x, w, bias, rest = convolution_call(draw, 1)
+    return example("convolution", x, w, bias, *rest)
+
+
+@calls("convolution")
+def grouped_convolution(draw: Draw) -> Example:
+    x, w, bias, rest = convolution_call(draw, draw.pick(2, 3, 4))
     return example("convolution", x, w, bias, *rest)
 
 
 @calls("convolution_backward")
 def convolution_backward(draw: Draw) -> Example:
-    x, w, bias, rest = convolution_call(draw)
-    y = torch.ops.aten.convolution(x, w, bias, *rest)
-    sizes = [y.shape[1]] if bias is not None else [0]
-    masks = [draw.chance(0.8), True, bias is not None]
-    return example("convolution_backward", draw.real(*y.shape), x, w, sizes, *rest, masks)
+    return backward_call(draw, 1)
+
+
+@calls("convolution_backward")
+def grouped_convolution_backward(draw: Draw) -> Example:
+    return backward_call(draw, draw.pick(2, 3, 4))
 
 
 def planes(draw: Draw, dims: int) -> torch.Tensor:
