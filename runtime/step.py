@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -49,12 +49,21 @@ def peers_may_stop() -> Iterator[None]:
 
 
 class Forward:
-    """One run of forward: its results, and (until backward takes them) the saved tensors."""
+    """One run of forward: its results, and (until backward takes them) the saved tensors.
 
-    def __init__(self, results: dict[int, torch.Tensor], saved: list[torch.Tensor]) -> None:
+    ``watched``: parameters that are saved as they are. A DTensor counts its in-place changes, its local tensor does not.
+    """
+
+    def __init__(
+        self, results: dict[int, torch.Tensor], saved: list[torch.Tensor], watched: Sequence[torch.Tensor]
+    ) -> None:
         self.results = results
         self.saved: list[torch.Tensor] | None = saved
-        self.versions = [tensor._version for tensor in saved]
+        self.watched = watched
+        self.versions = self.present_versions()
+
+    def present_versions(self) -> list[int]:
+        return [tensor._version for tensor in (*self.watched, *(self.saved or ()))]
 
     def take(self) -> list[torch.Tensor]:
         """The saved tensors, once.
@@ -67,7 +76,7 @@ class Forward:
                 "backward runs a second time for one forward",
                 way_out="call the model again; a plan keeps nothing twice",
             )
-        if self.versions != [tensor._version for tensor in self.saved]:
+        if self.versions != self.present_versions():
             raise FxparError(
                 "a parameter or an input was changed in place between forward and backward",
                 way_out="call optimizer.step() after backward",
@@ -94,6 +103,12 @@ class Runner:
         self.gradients: tuple[Gradient | None, ...] = tuple(
             self._gradient(by_name[program.outputs[i].name]) if program.outputs[i].kind == "gradient" else None
             for i in executable.halves.late_outputs
+        )
+        local_of = dict(zip(executable.halves.forward_inputs, executable.halves.forward.inputs, strict=True))
+        self.watched = tuple(
+            parameters[e.value]
+            for i, e in enumerate(program.inputs)
+            if e.kind == "parameter" and local_of[i] in executable.halves.saved
         )
         self.written = {o.name for o in program.outputs if o.kind == "buffer"}
         self.constants = {
@@ -140,7 +155,8 @@ class Runner:
         with peers_may_stop():
             returned = self.executable.forward(row)
         count = len(halves.kept_outputs)
-        return Forward(dict(zip(halves.kept_outputs, returned[:count], strict=True)), list(returned[count:]))
+        results = dict(zip(halves.kept_outputs, returned[:count], strict=True))
+        return Forward(results, list(returned[count:]), self.watched)
 
     @torch.no_grad()
     def backward(self, run: Forward, tangent: torch.Tensor) -> dict[int, DTensor]:

@@ -93,11 +93,13 @@ def behave(rank, plan, dropout_plan, norm_plan):
     }.items():
         with pytest.raises(FxparError) as error:
             call()
+            raise AssertionError(name)
         found[name] = str(error.value)
 
     changed = model(**batch)["loss"]
     with torch.no_grad():
-        model.norm.weight.mul_(2.0)
+        for parameter in model.parameters():
+            parameter.mul_(2.0)
     with pytest.raises(FxparError) as error:
         changed.backward()
     found["changed"] = str(error.value)
