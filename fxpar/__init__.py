@@ -12,10 +12,12 @@ if TYPE_CHECKING:
     from fxpar.model_source import load_model_source as load_model_source
     from fxpar.plans.errors import FxparError as FxparError
     from fxpar.rules.registry import rule as rule
+    from fxpar.runtime.model import load as load
 
 _HOME_OF_NAME = {
     "FxparError": "fxpar.plans.errors",
     "compile_model": "fxpar.compile",
+    "load": "fxpar.runtime.model",
     "load_model_source": "fxpar.model_source",
     "rule": "fxpar.rules.registry",
 }
