@@ -14,8 +14,8 @@ from typing import Any
 import torch
 import torch._dynamo
 from torch import Tensor, fx, nn
+from torch._dynamo import functional_export
 from torch._dynamo.eval_frame import OptimizedModule
-from torch._dynamo.functional_export import _dynamo_graph_capture_for_export
 from torch._functorch._aot_autograd.descriptors import (
     BufferAOTInput,
     GradAOTOutput,
@@ -80,11 +80,22 @@ def _quiet_tracing() -> Any:
         torch._C._set_mkldnn_enabled(vendor)
 
 
+@contextlib.contextmanager
+def _without_guards() -> Any:
+    """No guard functions: shapes are static and the graph is not called again. They cost a third of the trace."""
+    original = functional_export._suggest_or_raise_constraint_violation
+    functional_export._suggest_or_raise_constraint_violation = lambda *_: None
+    try:
+        yield
+    finally:
+        functional_export._suggest_or_raise_constraint_violation = original
+
+
 def dynamo_graph(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> fx.GraphModule:
     """One graph of the module's call, or dynamo's error."""
-    with _quiet_tracing():
+    with _quiet_tracing(), _without_guards():
         try:
-            return _dynamo_graph_capture_for_export(module)(*args, **kwargs)
+            return functional_export._dynamo_graph_capture_for_export(module)(*args, **kwargs)
         finally:
             torch._dynamo.reset()
 

@@ -10,8 +10,11 @@ nodes nothing reads                                                            -
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import msgspec
 
+from fxpar.capture.numbering import DRAWS
 from fxpar.plans.program import Arg, Dtype, Node, Program, Ref, TensorType, map_refs, node_inputs
 
 _IDENTITY_IF_SAME_TYPE = {
@@ -82,48 +85,78 @@ def swapped_dims(node: Node, rank: int) -> tuple[int, ...]:
     return tuple(sorted(int(dim) % rank for dim in node.args[1:3] if isinstance(dim, int))) if rank else (0, 0)
 
 
+def canonical(node: Node, types: Sequence[TensorType]) -> Node:
+    """The node under the one name its meaning has: fills as ``full``, reshapes as ``view`` with the full shape."""
+    result = node.outputs[0]
+    if node.op in _FILL_LIKE:
+        return fill(node, types[result], _FILL_LIKE[node.op])
+    if node.op in _FILL_WITH and not isinstance(node.args[_FILL_WITH[node.op]], Ref):
+        return fill(node, types[result], node.args[_FILL_WITH[node.op]])
+    if node.op in _SHAPED:
+        args = (node.args[0], types[result].shape, *node.args[2:])
+        return msgspec.structs.replace(node, op=_SHAPED[node.op], args=args)
+    if node.op == "aten.copy.default" and isinstance(node.args[1], Ref):
+        # copy(into, from) reads only the type of ``into``.
+        source, kind = types[node.args[1].id], types[result]
+        if source.shape == kind.shape:
+            args = (node.args[1], Dtype(kind.dtype), None, None, None, None, None)
+            return msgspec.structs.replace(node, op="aten._to_copy.default", args=args)
+        if source.dtype == kind.dtype:
+            return msgspec.structs.replace(node, op="aten.expand.default", args=(node.args[1], kind.shape, False))
+    return node
+
+
+def is_neutral(node: Node, dtype: str) -> bool:
+    """True for x * 1, x / 1, x ** 1 and, on integers, x + 0."""
+    if node.op in ("aten.mul.Tensor", "aten.mul.Scalar", "aten.div.Tensor", "aten.pow.Tensor_Scalar"):
+        return not isinstance(node.args[1], bool) and node.args[1] == 1
+    return node.op in ("aten.add.Tensor", "aten.add.Scalar") and node.args[1] == 0 and dtype.startswith("int")
+
+
+def operand_it_equals(node: Node, types: Sequence[TensorType], made_by: Mapping[int, Node]) -> Arg:
+    """The value that the node's result is known to equal, or None."""
+    if not node.args or not isinstance(node.args[0], Ref):
+        return None
+    source = node.args[0]
+    kind = types[source.id]
+    if kind == types[node.outputs[0]] and (
+        node.op in _IDENTITY_IF_SAME_TYPE
+        or (node.op == _SLICE and takes_all(node, kind))
+        or is_neutral(node, kind.dtype)
+    ):
+        return source
+    if node.op in _READ_BY_WRITE and isinstance(node.args[1], Ref):
+        part = made_by.get(node.args[1].id)
+        if part is not None and part.op == _READ_BY_WRITE[node.op] and part.args == (source, *node.args[2:]):
+            return source
+    before = made_by.get(source.id)
+    if node.op in _SWAPS and before is not None and before.op in _SWAPS:
+        rank = len(kind.shape)
+        if swapped_dims(node, rank) == swapped_dims(before, rank):
+            return before.args[0]
+    return None
+
+
 def simplify(program: Program) -> Program:
     """One forward pass of the rewrites above, then dead code."""
     types = program.types
     same: dict[int, Arg] = {}
     made_by: dict[int, Node] = {}
+    seen: dict[tuple[str, bytes, str], Node] = {}
     nodes: list[Node] = []
     for old in program.nodes:
-        node = msgspec.structs.replace(old, args=tuple(map_refs(arg, same) for arg in old.args))
-        result = node.outputs[0]
-        if node.op in _FILL_LIKE:
-            node = fill(node, types[result], _FILL_LIKE[node.op])
-        elif node.op in _FILL_WITH and not isinstance(node.args[_FILL_WITH[node.op]], Ref):
-            node = fill(node, types[result], node.args[_FILL_WITH[node.op]])
-        elif node.op == "aten.copy.default" and isinstance(node.args[1], Ref):
-            # copy(into, from) reads only the type of ``into``.
-            if types[node.args[1].id] == types[result]:
-                same[result] = node.args[1]
-                continue
-        elif node.args and isinstance(node.args[0], Ref):
-            source = node.args[0]
-            operand = types[source.id]
-            if operand == types[result] and (
-                node.op in _IDENTITY_IF_SAME_TYPE or (node.op == _SLICE and takes_all(node, operand))
-            ):
-                same[result] = source
-                continue
-            if node.op in _SHAPED:
-                node = msgspec.structs.replace(
-                    node, op=_SHAPED[node.op], args=(source, types[result].shape, *node.args[2:])
-                )
-            if node.op in _READ_BY_WRITE and isinstance(node.args[1], Ref):
-                part = made_by.get(node.args[1].id)
-                wanted = (source, *node.args[2:])
-                if part is not None and part.op == _READ_BY_WRITE[node.op] and part.args == wanted:
-                    same[result] = source
-                    continue
-            before = made_by.get(source.id)
-            if node.op in _SWAPS and before is not None and before.op in _SWAPS:
-                rank = len(operand.shape)
-                if swapped_dims(node, rank) == swapped_dims(before, rank):
-                    same[result] = before.args[0]
-                    continue
+        node = canonical(msgspec.structs.replace(old, args=tuple(map_refs(arg, same) for arg in old.args)), types)
+        equal = operand_it_equals(node, types, made_by)
+        if equal is not None:
+            same[node.outputs[0]] = equal
+            continue
+        # Encoded, because 0, 0.0 and False are equal in Python. A phase keeps its own copy: sharing across the
+        # loss would store what is cheaper to compute again.
+        key = (node.op, msgspec.msgpack.encode(node.args), node.phase)
+        if node.op not in DRAWS and key in seen:
+            same.update((mine, Ref(first)) for mine, first in zip(node.outputs, seen[key].outputs, strict=True))
+            continue
+        seen[key] = node
         for value in node.outputs:
             made_by[value] = node
         nodes.append(node)
