@@ -87,7 +87,7 @@ def valid_layout(layout: Layout, dims: Dims) -> bool:
     """True when every shard names existing atoms and no two axes cut overlapping, unequal runs."""
     shards = [p for p in layout if isinstance(p, Shard)]
     for index, s in enumerate(shards):
-        if s.dim >= len(dims) or s.length < 1 or s.first < 0 or s.first + s.length > len(dims[s.dim]):
+        if not 0 <= s.dim < len(dims) or s.length < 1 or s.first < 0 or s.first + s.length > len(dims[s.dim]):
             return False
         if any(s.overlaps(other) and s != other for other in shards[:index]):
             return False

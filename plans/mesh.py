@@ -83,11 +83,16 @@ def parse_mesh(text: str) -> Mesh:
     axes = []
     for index, part in enumerate(parts):
         name, _, size = part.rpartition("=")
-        if not size.strip().isdigit() or int(size) < 1 or ("=" in text and not name.strip().isidentifier()):
+        if not _is_size(size.strip()) or ("=" in text and not name.strip().isidentifier()):
             raise FxparError(
-                f"'{text}' is not a mesh", numbers=f"cannot read '{part}'", way_out="write 4, 2x2 or dp=2,tp=2"
+                f"'{text[:80]}' is not a mesh", numbers=f"cannot read '{part[:40]}'", way_out="write 4, 2x2 or dp=2,tp=2"
             )
         axes.append(Axis(name.strip() or f"a{index}", int(size)))
     if len({a.name for a in axes}) < len(axes):
         raise FxparError(f"mesh '{text}' names an axis twice", way_out="give every axis its own name")
     return Mesh(tuple(axes))
+
+
+def _is_size(text: str) -> bool:
+    # isdecimal, for isdigit also takes what int() does not read; 7 digits are more ranks than a plan may have
+    return text.isdecimal() and len(text) <= 7 and int(text) > 0

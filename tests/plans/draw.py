@@ -1,0 +1,137 @@
+"""Generators of meshes, dims, layouts, programs and plans."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from hypothesis import strategies as st
+
+from fxpar.plans.layout import Dims, Layout, Partial, Placement, Replicate, Shard, valid_layout
+from fxpar.plans.mesh import Axis, Mesh
+from fxpar.plans.plan import (
+    Candidate,
+    Certificate,
+    CollectiveTotal,
+    Decisions,
+    Fingerprint,
+    Plan,
+    Prediction,
+)
+from fxpar.plans.program import Constant, Dtype, Input, Node, Output, Program, Ref, TensorType
+
+SMALL = [1, 2, 3, 4, 5, 8]
+
+
+def meshes(most_axes: int = 3, most_ranks: int = 16) -> st.SearchStrategy[Mesh]:
+    """1 to ``most_axes`` axes of 1 to 5 ranks."""
+    sizes = st.lists(st.integers(1, 5), min_size=1, max_size=most_axes)
+    return sizes.filter(lambda s: math.prod(s) <= most_ranks).map(mesh_of)
+
+
+def mesh_of(sizes: list[int] | tuple[int, ...]) -> Mesh:
+    return Mesh(tuple(Axis(f"a{i}", n) for i, n in enumerate(sizes)))
+
+
+def all_dims(most: int = 3, empty: bool = False) -> st.SearchStrategy[Dims]:
+    """Up to ``most`` tensor dims of up to 3 atoms, some of size 1 (no atoms); ``empty``: now and then of size 0."""
+    atom = st.sampled_from([2, 3, 4, 5, 8, *([0] if empty else [])])
+    row = st.lists(atom, max_size=3).map(tuple)
+    return st.lists(row, min_size=1, max_size=most).map(tuple)
+
+
+def places(dims: Dims) -> list[Shard]:
+    """Every run of atoms."""
+    return [
+        Shard(d, first, length)
+        for d, atoms in enumerate(dims)
+        for first in range(len(atoms))
+        for length in range(1, len(atoms) - first + 1)
+    ]
+
+
+@st.composite
+def layouts(draw: Any, dims: Dims, mesh: Mesh, pending: bool = False) -> Layout:
+    """A valid layout, nested cuts included; ``pending``: with at most one kind of pending value."""
+    reduce = draw(st.sampled_from(["sum", "max", "min"])) if pending else "sum"
+    options: list[Placement] = [Replicate(), *places(dims), *([Partial(reduce)] if pending else [])]
+    layout: tuple[Placement, ...] = ()
+    for _ in mesh.axes:
+        fitting = [p for p in options if valid_layout((*layout, p), dims)]
+        # nesting into the same run is rare among many runs, and the hardest
+        again = [p for p in layout if isinstance(p, Shard)]
+        layout = (*layout, draw(st.sampled_from(fitting + 2 * again)))
+    return layout
+
+
+TEXT = st.text(max_size=12)
+COUNT = st.integers(0, 2**62)
+
+
+@st.composite
+def programs(draw: Any) -> Program:
+    """Well-formed programs of ops that do not exist: SSA, shapes, dims; a single loss."""
+    shapes: list[Dims] = []
+    types: list[TensorType] = []
+
+    def value() -> int:
+        dims = draw(all_dims(2))
+        shapes.append(dims)
+        types.append(TensorType(tuple(math.prod(a) for a in dims), draw(st.sampled_from(["float32", "int64"]))))
+        return len(types) - 1
+
+    kinds = ["parameter", "buffer", "input", "tangent", "seed"]
+    inputs = [
+        Input(value(), draw(st.sampled_from(kinds)), f"{draw(TEXT)}{i}", draw(st.lists(TEXT, max_size=2).map(tuple)),
+              draw(st.booleans()), draw(st.booleans()))
+        for i in range(draw(st.integers(1, 3)))
+    ]
+    constants = tuple(
+        Constant(TensorType((2,), "uint8"), draw(st.binary(min_size=2, max_size=2)))
+        for _ in range(draw(st.integers(0, 2)))
+    )
+    inputs += [Input(value(), "constant", str(i)) for i in range(len(constants))]
+    leaf = st.one_of(st.none(), st.booleans(), st.integers(-(2**63), 2**63 - 1), TEXT, st.just(Dtype("float64")),
+                     st.floats(allow_nan=False))
+    nodes = []
+    for _ in range(draw(st.integers(0, 5))):
+        known = st.builds(Ref, st.integers(0, len(types) - 1))
+        arg = st.recursive(st.one_of(leaf, known), lambda a: st.lists(a, max_size=3).map(tuple), max_leaves=4)
+        args = draw(st.lists(arg, max_size=3).map(tuple))
+        nodes.append(Node(f"aten.{draw(TEXT)}.default", args, (value(), -1), draw(st.sampled_from(["forward",
+                          "backward"])), draw(TEXT), draw(TEXT)))
+    any_value = st.integers(0, len(types) - 1)
+    outputs = [Output(draw(any_value), "loss", "loss")]
+    outputs += [Output(draw(any_value), "output", draw(TEXT)) for _ in range(draw(st.integers(0, 2)))]
+    return Program(tuple(types), tuple(inputs), tuple(nodes), tuple(outputs), tuple(shapes), constants,
+                   draw(st.lists(st.tuples(TEXT, TEXT), max_size=2).map(tuple)), draw(st.lists(TEXT).map(tuple)),
+                   draw(st.sampled_from([None, ("value", 0), ("dict", ("loss",), ("value", 0))])))
+
+
+def predictions() -> st.SearchStrategy[Prediction]:
+    total = st.builds(CollectiveTotal, st.sampled_from(["all_reduce", "all_gather"]), TEXT, COUNT, COUNT, COUNT)
+    return st.builds(Prediction, *[COUNT] * 9, st.lists(total, max_size=2).map(tuple))
+
+
+@st.composite
+def plans(draw: Any) -> Plan:
+    """Plans that hold together, of programs that could not run."""
+    program = draw(programs())
+    mesh = draw(meshes(2))
+    decisions = Decisions(
+        mesh,
+        tuple(draw(st.tuples(*[st.sampled_from([".", "f0", "f1+2", "p0"])] * len(mesh.axes))) for _ in program.nodes),
+        tuple(draw(layouts(program.dims[i.value], mesh)) for i in program.inputs),
+        tuple(draw(layouts(program.dims[o.value], mesh)) for o in program.outputs),
+        tuple(i for i, n in enumerate(program.nodes) if n.phase == "forward" and draw(st.booleans())),
+    )
+    candidates = st.builds(Candidate, TEXT, st.just(mesh), st.booleans(), st.none() | predictions(), TEXT)
+    certificates = st.builds(
+        Certificate, st.sampled_from(["optimal", "feasible", "pinned", "random"]), COUNT, COUNT, st.floats(0, 1)
+    )
+    pairs = st.lists(st.tuples(TEXT, TEXT), max_size=2).map(tuple)
+    return Plan(
+        program, decisions, draw(TEXT), draw(COUNT), draw(predictions()),
+        draw(st.lists(candidates, max_size=2).map(tuple)), draw(certificates),
+        Fingerprint(draw(TEXT), draw(TEXT), draw(TEXT), draw(TEXT), draw(pairs)), draw(pairs),
+    )
