@@ -1,0 +1,126 @@
+"""Mechanical mutants of a declared rule: each makes one claim of it stronger, so most are unsound."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from fxpar.rules import choices, registry
+from fxpar.rules.factor_rule import Call, Factors, Group, Linear, Rule, Slot
+
+Change = Callable[[Call, Factors], Factors]
+
+
+def _groups(change: Callable[[Call, Group], Group]) -> Change:
+    return lambda call, factors: Factors(tuple(change(call, g) for g in factors.groups), factors.linear)
+
+
+def _reduced(old: str, new: str | None) -> Change:
+    return _groups(lambda call, g: replace(g, contract=tuple(new if c == old else c for c in g.contract)))
+
+
+def _unsplit(operand: int) -> Change:
+    """Claim that an operand does not carry a loop it carries."""
+
+    def change(call: Call, group: Group) -> Group:
+        if operand >= len(group.inputs) or group.inputs[operand] is None:
+            return group
+        return replace(group, inputs=tuple(None if i == operand else s for i, s in enumerate(group.inputs)))
+
+    return _groups(change)
+
+
+def _also_linear(operand: int) -> Change:
+    """Claim that pending sums of one operand alone pass to every output."""
+
+    def change(call: Call, factors: Factors) -> Factors:
+        if operand >= len(call.inputs):
+            return factors
+        outputs = tuple(o for o, out in enumerate(call.outputs) if out is not None)
+        return Factors(factors.groups, (*factors.linear, Linear((operand,), outputs)))
+
+    return change
+
+
+def _also_split(back: int) -> Change:
+    """Claim that a dim which stays whole is a loop: of all operands and outputs that have it at that place."""
+
+    def change(call: Call, factors: Factors) -> Factors:
+        if not call.inputs or len(call.shape(0)) < back or call.shape(0)[-back] < 2:
+            return factors
+        size = call.shape(0)[-back]
+        if any(s is not None and len(call.shape(0)) - back in s.dims for g in factors.groups for s in g.inputs[:1]):
+            return factors
+
+        def place(shape: tuple[int, ...]) -> Slot | None:
+            return Slot((len(shape) - back,)) if len(shape) >= back and shape[-back] == size else None
+
+        inputs = tuple(place(t.shape) for t in call.inputs)
+        outputs = tuple(None if out is None else place(out.shape) for out in call.outputs)
+        contract = tuple(
+            "sum" if out is not None and slot is None else None for out, slot in zip(call.outputs, outputs, strict=True)
+        )
+        return Factors((*factors.groups, Group(size, inputs, outputs, contract)), factors.linear)
+
+    return change
+
+
+def _swapped_nesting(call: Call, group: Group) -> Group:
+    """Claim that the inner part of a compound dim is the outer one."""
+
+    def swap(slot: Slot | None) -> Slot | None:
+        return None if slot is None else Slot(slot.dims, slot.trail, slot.lead)
+
+    return replace(group, inputs=tuple(map(swap, group.inputs)))
+
+
+CHANGES: dict[str, Change] = {
+    "addends are ordinary operands": _groups(lambda call, g: replace(g, addends=())),
+    "sums are maxima": _reduced("sum", "max"),
+    "sums need no reduction": _reduced("sum", None),
+    "maxima are sums": _reduced("max", "sum"),
+    "minima are maxima": _reduced("min", "max"),
+    "empty pieces are allowed": _groups(lambda call, g: replace(g, nonempty=False)),
+    "nesting is swapped": _groups(_swapped_nesting),
+    **{f"operand {i} does not carry the loops": _unsplit(i) for i in range(5)},
+    **{f"linear in operand {i} alone": _also_linear(i) for i in range(5)},
+    **{f"dim -{back} splits too": _also_split(back) for back in (1, 2, 3)},
+}
+
+
+def changed(rule: Rule, label: str) -> Rule:
+    """The mutant of a rule."""
+    if label == "the local call is the global one":
+        return replace(rule, localise=None)
+    change = CHANGES[label]
+    return replace(rule, factors=lambda call: change(call, rule.factors(call)))
+
+
+def differs(rule: Rule, label: str, call: Call) -> bool:
+    """True when the mutant says something else of this call."""
+    if label == "the local call is the global one":
+        return rule.localise is not None
+    before = rule.factors(call)
+    after = CHANGES[label](call, before)
+    kept = [entry for entry in after.linear if choices.keeps_sums(call, entry)]
+    return (after.groups, set(kept)) != (before.groups, {e for e in before.linear if choices.keeps_sums(call, e)})
+
+
+LABELS = (*CHANGES, "the local call is the global one")
+
+
+@contextlib.contextmanager
+def in_force(rule: Rule) -> Iterator[None]:
+    """The registry with this rule in place of the declared one of its op."""
+    caches = (choices.call_factors, choices.factors_on_atoms, choices.axis_choices, choices.joint_choices)
+    declared = registry._RULES[rule.op]
+    registry._RULES[rule.op] = rule
+    for cache in caches:
+        cache.cache_clear()
+    try:
+        yield
+    finally:
+        registry._RULES[rule.op] = declared
+        for cache in caches:
+            cache.cache_clear()

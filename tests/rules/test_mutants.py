@@ -1,0 +1,53 @@
+"""The harness bites: rules made unsound by mechanical changes are all caught by the calls that judge the real ones."""
+
+from __future__ import annotations
+
+import pytest
+
+from fxpar.rules.registry import full_name, rule_for
+from fxpar.rules.soundness import call_of_example, check_call, run_op
+from tests.rules.draw import GENERATORS, Draw
+from tests.rules.mutants import LABELS, changed, differs, in_force
+from tests.rules.test_soundness import MESHES
+
+OPS = (
+    "mm", "addmm", "baddbmm", "add.Tensor", "mul.Tensor", "relu", "gelu_backward", "where.self", "masked_fill.Scalar",
+    "sum.dim_IntList", "amax", "amin", "cumsum", "sort", "_softmax", "_softmax_backward_data", "native_layer_norm",
+    "native_layer_norm_backward", "native_group_norm", "native_group_norm_backward", "embedding",
+    "embedding_dense_backward", "convolution", "convolution_backward", "view", "expand", "repeat", "select.int",
+    "slice.Tensor", "slice_backward", "split.Tensor", "cat", "stack", "constant_pad_nd", "tril", "index.Tensor",
+    "index_put", "gather", "scatter_add", "fxpar::attention", "fxpar::attention_backward", "fxpar::dropout",
+    "nll_loss_forward",
+)  # fmt: skip
+
+# These kernels take empty pieces on a CPU; their rules refuse them all the same, as other kernels may not.
+SOUND = {("nll_loss_forward", "empty pieces are allowed"), ("native_group_norm_backward", "empty pieces are allowed")}
+
+
+def verdict(op: str, label: str, rounds: int) -> str:
+    """``"caught"``, ``"survived"``, or ``"same"`` when the mutant says nothing else of any call."""
+    rule = rule_for(full_name(op))
+    assert rule is not None
+    result = "same"
+    with in_force(changed(rule, label)):
+        for turn in range(rounds):
+            for number, generate in enumerate(GENERATORS[op]):
+                given = generate(Draw(1000 * number + turn))
+                call = call_of_example(given, run_op(given.op, given.args, given.tensors))
+                if not differs(rule, label, call):
+                    continue
+                result = "survived"
+                try:
+                    if check_call(given, MESHES[turn % 3], seed=turn, whole=turn % 4 == 3, limit=16):
+                        return "caught"
+                except (RuntimeError, ValueError, IndexError, ZeroDivisionError):
+                    return "caught"  # the mutant cannot even be laid over the call
+    return result
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_unsound_mutants_are_caught(op: str) -> None:
+    verdicts = {label: verdict(op, label, rounds=40) for label in LABELS}
+    survived = {label for label, outcome in verdicts.items() if outcome == "survived"}
+    assert survived == {label for o, label in SOUND if o == op}
+    assert "caught" in verdicts.values()
