@@ -26,7 +26,7 @@ class StepResults:
         loss: a scalar.
         gradients: by every name of every parameter (tied ones too); None where there is none.
         buffers: all buffers of the model after the step, by every name.
-        outputs: the model's output tensors in pytree order; empty when the program does not return them.
+        outputs: the tensors of the model's output in pytree order; of a program that returns the loss alone, that.
     """
 
     loss: torch.Tensor
@@ -89,17 +89,13 @@ def named_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 
 def output_tensors(program: Program, outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """The tensors of the model's output in pytree order; empty when the program returns the loss alone."""
-    if not returns_outputs(program):
-        return ()
+    """The tensors of the model's output in pytree order, as far as the program returns them."""
     return tuple(outputs[index] for index in output_positions(program.structure))
 
 
 def returns_outputs(program: Program) -> bool:
-    """True when the program was captured with the whole output of the model."""
-    return program.structure is not None and program.structure != ("value", 0) or any(
-        o.kind == "output" for o in program.outputs
-    )
+    """True when the program returns more than the loss: it was captured with the whole output of the model."""
+    return program.structure != ("value", 0)
 
 
 def output_positions(structure: Arg) -> Iterator[int]:

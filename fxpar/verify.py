@@ -157,7 +157,7 @@ def like(
     got: Mapping[str, torch.Tensor | None], want: Mapping[str, torch.Tensor | None]
 ) -> dict[str, torch.Tensor | None]:
     """Floating tensors in the reference's precision where that is lower (a float32 record of a double run)."""
-    result = {}
+    result: dict[str, torch.Tensor | None] = {}
     for name, tensor in got.items():
         other = want.get(name)
         if tensor is not None and other is not None and tensor.dtype.is_floating_point == other.dtype.is_floating_point:
@@ -207,7 +207,7 @@ def run_gloo_ranks(
     rows = step_rows(want.step, got, tolerance, plan)
     if want.training is not None:
         rows += training_rows(want.training, Training(**found["training"]), tolerance)
-    notes = []
+    notes: list[str] = []
     if memory:
         note, ok = memory_note(plan, found["peak_bytes"])
         (notes if ok else failures).append(note)
