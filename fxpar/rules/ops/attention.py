@@ -153,8 +153,10 @@ def attention_backward(
     factor = scale_of(q, scale)
     if fused_applies(q, k, v, dropout_p) and not mask_needs_grad:
         fq, fk, fv, fmask = fused_operands(q, k, v, mask)
+        # a row whose keys are all masked has lse = -inf; the kernel would form -inf - -inf there
+        finite = lse.masked_fill(lse == -math.inf, 0.0)
         dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            grad, fq, fk, fv, out, lse, 0.0, is_causal, attn_mask=fmask, scale=factor
+            grad, fq, fk, fv, out, finite, 0.0, is_causal, attn_mask=fmask, scale=factor
         )
         if k.shape[1] != q.shape[1]:
             dk, dv = grouped(dk, k).sum(2), grouped(dv, k).sum(2)
