@@ -12,18 +12,28 @@ from torch import Tensor
 import fxpar.rules.ops  # noqa: F401  (registers fxpar::...)
 from fxpar.plans.program import Arg, Constant, Dtype, Program, Ref, refs
 
+
+def view_as_complex(pairs: Tensor) -> Tensor:
+    """``aten.view_as_complex`` of a tensor of any strides."""
+    return torch.ops.aten.view_as_complex.default(pairs.contiguous())
+
+
+view_as_complex._schema = torch.ops.aten.view_as_complex.default._schema  # type: ignore[attr-defined]
+
 # A program keeps no strides, so a view may meet a tensor it cannot alias.
-_NEEDS_CONTIGUOUS = {"aten.view_as_complex.default"}
 _STRIDE_FREE = {"aten.view.default": "aten.reshape.default", "aten._unsafe_view.default": "aten.reshape.default"}
+_ANY_STRIDES = {"aten.view_as_complex.default": view_as_complex}
 
 
 @cache
 def operator_of(op: str) -> Any:
-    """The torch op of ``"namespace.name.overload"``.
+    """The torch op of ``"namespace.name.overload"``, or a function with its schema that takes tensors of any strides.
 
     Raises:
         AttributeError: this torch has no such op.
     """
+    if op in _ANY_STRIDES:
+        return _ANY_STRIDES[op]
     namespace, name, overload = _STRIDE_FREE.get(op, op).split(".")
     return getattr(getattr(getattr(torch.ops, namespace), name), overload)
 
@@ -54,8 +64,6 @@ def call(op: str, args: list[Any], device: torch.device | None) -> Any:
     """Run one op on arguments in schema order; a device argument becomes ``device``."""
     function = operator_of(op)
     schema = function._schema.arguments
-    if op in _NEEDS_CONTIGUOUS:
-        args[0] = args[0].contiguous()
     position = device_argument(op)
     if position is not None and args[position] is None:
         args[position] = device
