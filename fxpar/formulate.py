@@ -220,11 +220,11 @@ def formulate(
     result_edges = []
     for (u, o, v, operand, dims, kind), weight in edges.items():
         wanted = input_states[v] if operand < 0 else tuple(s.inputs[operand] for s in node_states[v])
-        keep_sums = v in guarded and kind.dtype == COMPUTE
+        flags = _Flags(gradient=operand < 0, keep_sums=v in guarded and kind.dtype == COMPUTE)
         if u == v:
             costs[u] = costs[u] + weight * np.diagonal(builder.matrix(out_layouts(u, o), wanted, dims, kind))
         else:
-            table = builder.table(out_layouts(u, o), wanted, dims, kind, keep_sums)
+            table = builder.table(out_layouts(u, o), wanted, dims, kind, flags)
             result_edges.append(Edge(u, v, table, weight))
     problem = Problem(
         tuple(Variable(n, np.ascontiguousarray(c), m) for n, c, m in zip(names, costs, memory, strict=True)),
@@ -278,6 +278,14 @@ def _view_test(classes: Classes, mesh: Mesh) -> Callable[[int], bool]:
     return is_view
 
 
+@dataclass(frozen=True)
+class _Flags:
+    """``gradient``: the edge leads to the parameter of a gradient; ``keep_sums``: pending sums may not be reduced."""
+
+    gradient: bool = False
+    keep_sums: bool = False
+
+
 class _Tables:
     """Reshard tables, each distinct one once."""
 
@@ -287,26 +295,27 @@ class _Tables:
         self._known: dict[Hashable, int] = {}
         self._matrices: dict[Hashable, IntArray] = {}
 
-    def matrix(self, source: Sequence[Layout], target: Sequence[Layout], dims: Dims, kind: TensorType) -> IntArray:
+    def matrix(
+        self, source: Sequence[Layout], target: Sequence[Layout], dims: Dims, kind: TensorType, gradient: bool = False
+    ) -> IntArray:
         """[len(source), len(target)] ns of resharding."""
         rows, row_of = _unique(source)
         columns, column_of = _unique(target)
-        key = (rows, columns, dims, kind.dtype)
+        key = (rows, columns, dims, kind.dtype, gradient)
         if key not in self._matrices:
-            self._matrices[key] = np.array(
-                [[self.prices.reshard_ns(a, b, dims, kind) for b in columns] for a in rows], np.int64
-            )
+            price = self.prices.gradient_ns if gradient else self.prices.reshard_ns
+            self._matrices[key] = np.array([[price(a, b, dims, kind) for b in columns] for a in rows], np.int64)
         return self._matrices[key][np.ix_(row_of, column_of)]
 
     def table(
-        self, source: Sequence[Layout], target: Sequence[Layout], dims: Dims, kind: TensorType, keep_sums: bool = False
+        self, source: Sequence[Layout], target: Sequence[Layout], dims: Dims, kind: TensorType, flags: _Flags
     ) -> int:
-        """Index of the table in ``tables``. ``keep_sums``: pending sums may not be reduced on this edge."""
-        key = (tuple(source), tuple(target), dims, kind.dtype, keep_sums)
+        """Index of the table in ``tables``."""
+        key = (tuple(source), tuple(target), dims, kind.dtype, flags)
         if key not in self._known:
             self._known[key] = len(self.tables)
-            matrix = self.matrix(source, target, dims, kind)
-            if keep_sums:
+            matrix = self.matrix(source, target, dims, kind, flags.gradient)
+            if flags.keep_sums:
                 reduced = [[any(p != q for p, q in zip(a, b, strict=True) if isinstance(p, Partial)) for b in target]
                            for a in source]
                 matrix = np.where(np.array(reduced), FORBIDDEN, matrix)

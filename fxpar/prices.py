@@ -18,6 +18,7 @@ from fxpar.plans.program import TensorType
 from fxpar.plans.reshard import COLLECTIVES, Step, reshard_steps
 from fxpar.rules.choices import JointChoice, Site
 from fxpar.rules.factor_rule import argument_names
+from fxpar.runtime.rewrite.bucket import BUCKET_BYTES
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +37,11 @@ class Prices:
     def reshard_ns(self, source: Layout, target: Layout, dims: Dims, kind: TensorType) -> int:
         """Time of all steps from one layout to another."""
         return _reshard_ns(self, source, target, dims, kind.dtype)
+
+    def gradient_ns(self, source: Layout, target: Layout, dims: Dims, kind: TensorType) -> int:
+        """Time of a gradient's reshard to its parameter's layout: all-reduces travel in buckets, so a small one pays
+        its share of a bucket instead of a latency of its own."""
+        return _gradient_ns(self, source, target, dims, kind.dtype)
 
     def step_ns(self, step: Step, dims: Dims, dtype: str) -> int:
         """Time of one reshard step."""
@@ -67,6 +73,19 @@ def step_bytes(step: Step, dims: Dims, dtype: str, mesh: Mesh) -> int:
 @lru_cache(maxsize=500_000)
 def _reshard_ns(prices: Prices, source: Layout, target: Layout, dims: Dims, dtype: str) -> int:
     return sum(prices.step_ns(s, dims, dtype) for s in reshard_steps(source, target, dims, prices.mesh))
+
+
+@lru_cache(maxsize=200_000)
+def _gradient_ns(prices: Prices, source: Layout, target: Layout, dims: Dims, dtype: str) -> int:
+    total = 0
+    for step in reshard_steps(source, target, dims, prices.mesh):
+        size = step_bytes(step, dims, dtype, prices.mesh)
+        if step.kind == "all_reduce" and size < BUCKET_BYTES:
+            whole = prices.collective_ns("all_reduce", step.axis, BUCKET_BYTES)
+            total += -(-whole * size // BUCKET_BYTES)
+        else:
+            total += prices.step_ns(step, dims, dtype)
+    return total
 
 
 @lru_cache(maxsize=200_000)
