@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from fxpar.plans.dtypes import DTYPE_BYTES
 from fxpar.plans.errors import PlanFileError
-from fxpar.plans.layout import Layout, global_shape, layout_text, valid_layout
+from fxpar.plans.layout import Dims, Layout, Partial, global_shape, layout_text, valid_layout
 from fxpar.plans.plan import Plan
-from fxpar.plans.program import Program, node_inputs
+from fxpar.plans.program import Arg, Dtype, Input, Program, node_inputs
 
 MAX_RANKS = 2**20
 MAX_BYTES = 2**60
@@ -35,6 +36,8 @@ def plan_problems(plan: Plan) -> Iterator[str]:
     if not axes or any(a.size < 1 for a in axes) or math.prod(a.size for a in axes) > MAX_RANKS:
         yield f"mesh {decisions.mesh} has no ranks or more than {MAX_RANKS}"
         return
+    if len({a.name for a in axes}) < len(axes):
+        yield f"mesh {decisions.mesh} names an axis twice"
     yield from program_problems(program)
     if len(program.dims) != len(program.types):
         yield f"{len(program.dims)} logical dims for {len(program.types)} values"
@@ -60,6 +63,8 @@ def plan_problems(plan: Plan) -> Iterator[str]:
 def _layout_problems(layout: Layout, program: Program, value: int, name: str, axes: int) -> Iterator[str]:
     if len(layout) != axes or not valid_layout(layout, program.dims[value]):
         yield f"layout {layout_text(layout)} of {name} does not fit {program.dims[value]} on {axes} axes"
+    if any(isinstance(p, Partial) for p in layout):
+        yield f"layout {layout_text(layout)} leaves {name} pending"
 
 
 def program_problems(program: Program) -> Iterator[str]:
@@ -69,8 +74,11 @@ def program_problems(program: Program) -> Iterator[str]:
         if any(s < 0 for s in kind.shape) or math.prod(kind.shape) > MAX_BYTES:
             yield f"value {index} has shape {kind.shape}"
             return
+        if kind.dtype not in DTYPE_BYTES:
+            yield f"value {index} has dtype {kind.dtype!r}"
+            return
     for index, dims in enumerate(program.dims):
-        if index < count and global_shape(dims) != program.types[index].shape:
+        if index < count and (global_shape(dims) != program.types[index].shape or _negative(dims)):
             yield f"value {index} of shape {program.types[index].shape} has logical dims {dims}"
             return
     defined: set[int] = set()
@@ -79,9 +87,11 @@ def program_problems(program: Program) -> Iterator[str]:
             yield f"input {item.name} defines value {item.value} again or out of range"
             return
         defined.add(item.value)
-        if item.kind == "constant" and not (item.name.isdigit() and int(item.name) < len(program.constants)):
-            yield f"constant {item.name} is not in the file"
+    yield from _constant_problems(program)
+    yield from _name_problems(program)
     for node in program.nodes:
+        for name in (n for arg in node.args for n in _dtypes(arg) if n not in DTYPE_BYTES):
+            yield f"{node.op} at {node.module or '(model)'} names dtype {name!r}"
         missing = [v for v in node_inputs(node) if v not in defined]
         if missing:
             yield f"{node.op} at {node.module or '(model)'} reads value {missing[0]} before it is defined"
@@ -96,3 +106,62 @@ def program_problems(program: Program) -> Iterator[str]:
             yield f"output {item.kind} {item.name} is value {item.value}, which nothing defines"
     if sum(o.kind == "loss" for o in program.outputs) != 1:
         yield "the program has no single loss"
+    yield from _output_problems(program)
+
+
+def _negative(dims: Dims) -> bool:
+    return any(atom < 0 for atoms in dims for atom in atoms)
+
+
+def _dtypes(arg: Arg) -> Iterator[str]:
+    if isinstance(arg, Dtype):
+        yield arg.name
+    elif isinstance(arg, tuple):
+        for item in arg:
+            yield from _dtypes(item)
+
+
+def _constant_problems(program: Program) -> Iterator[str]:
+    """Constants that are not there, or hold another number of bytes than their type has."""
+    for index, constant in enumerate(program.constants):
+        size = math.prod(constant.type.shape) * DTYPE_BYTES.get(constant.type.dtype, 0)
+        if size != len(constant.data) or any(n < 0 for n in constant.type.shape):
+            yield f"constant {index} of type {constant.type} has {len(constant.data)} bytes"
+    numbers = {str(index): constant for index, constant in enumerate(program.constants)}
+    for item in program.inputs:
+        if item.kind == "constant":
+            if item.name not in numbers:
+                yield f"constant {item.name[:20]} is not in the file"
+            elif numbers[item.name].type != program.types[item.value]:
+                yield f"constant {item.name} is {numbers[item.name].type}, not {program.types[item.value]}"
+
+
+def _name_problems(program: Program) -> Iterator[str]:
+    """Names that two inputs have."""
+    seen: set[tuple[bool, str]] = set()
+    for item in program.inputs:
+        if item.kind in ("parameter", "buffer", "input"):
+            for name in (item.name, *item.ties):
+                key = (item.kind == "input", name)
+                if key in seen:
+                    yield f"{item.kind} {name} is there twice"
+                seen.add(key)
+
+
+def _output_problems(program: Program) -> Iterator[str]:
+    """Gradients and new buffers that do not belong to a parameter or buffer of the same type and logical dims."""
+    stored: dict[tuple[str, str], Input] = {(i.kind, i.name): i for i in program.inputs}
+    for output in program.outputs:
+        if output.kind in ("gradient", "buffer"):
+            item = stored.get(("parameter" if output.kind == "gradient" else "buffer", output.name))
+            if item is None:
+                yield f"the {output.kind} of {output.name} belongs to nothing"
+            elif 0 <= output.value < len(program.types):
+                have, want = (_described(program, v) for v in (output.value, item.value))
+                if have != want:
+                    yield f"the {output.kind} of {output.name} is {have}, not {want}"
+
+
+def _described(program: Program, value: int) -> str:
+    kind = program.types[value]
+    return f"{kind.dtype}{list(kind.shape)} {program.dims[value] if value < len(program.dims) else ''}"

@@ -170,7 +170,7 @@ def decode(data: bytes, *, where: str = "", sha256: str | None = None) -> Plan:
     if not (isinstance(outer, list) and len(outer) == 4 and outer[0] == MAGIC):
         raise refuse("no fxpar-plan header", "this is not a plan file")
     _, version, digest, payload = outer
-    if version != FORMAT_VERSION:
+    if type(version) is not int or version != FORMAT_VERSION:  # True equals 1
         raise PlanFileError(f"plan format {version!r} is not known", where=where,
                             numbers=f"this fxpar reads format {FORMAT_VERSION}",
                             way_out="compile the plan again with this fxpar")

@@ -85,7 +85,8 @@ def parse_mesh(text: str) -> Mesh:
         name, _, size = part.rpartition("=")
         if not _is_size(size.strip()) or ("=" in text and not name.strip().isidentifier()):
             raise FxparError(
-                f"'{text[:80]}' is not a mesh", numbers=f"cannot read '{part[:40]}'", way_out="write 4, 2x2 or dp=2,tp=2"
+                f"'{text[:80]}' is not a mesh", numbers=f"cannot read '{part[:40]}'",
+                way_out="write 4, 2x2 or dp=2,tp=2",
             )
         axes.append(Axis(name.strip() or f"a{index}", int(size)))
     if len({a.name for a in axes}) < len(axes):

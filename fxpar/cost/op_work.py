@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from fxpar.cost.compute import Work
+from fxpar.plans.dtypes import DTYPE_BYTES
 from fxpar.plans.errors import FxparError
 
 
@@ -14,14 +15,6 @@ class TensorShape(NamedTuple):
     shape: tuple[int, ...]
     dtype: str
 
-
-DTYPE_BYTES: Mapping[str, int] = {
-    "bool": 1, "int8": 1, "uint8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1,
-    "int16": 2, "uint16": 2, "float16": 2, "bfloat16": 2,
-    "int32": 4, "uint32": 4, "float32": 4, "complex32": 4,
-    "int64": 8, "uint64": 8, "float64": 8, "complex64": 8,
-    "complex128": 16,
-}
 
 # Ops that only rename elements, and empty allocations: no kernel runs.
 _VIEWS = frozenset({

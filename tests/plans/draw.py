@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from fxpar.plans.layout import Dims, Layout, Partial, Placement, Replicate, Shard, valid_layout
+from fxpar.plans.layout import Dims, Layout, Partial, Placement, Replicate, Shard, valid_layout, whole_dims
 from fxpar.plans.mesh import Axis, Mesh
 from fxpar.plans.plan import (
     Candidate,
@@ -74,23 +74,24 @@ def programs(draw: Any) -> Program:
     shapes: list[Dims] = []
     types: list[TensorType] = []
 
-    def value() -> int:
-        dims = draw(all_dims(2))
+    def value(kind: TensorType | None = None) -> int:
+        dims = draw(all_dims(2)) if kind is None else whole_dims(kind.shape)
         shapes.append(dims)
-        types.append(TensorType(tuple(math.prod(a) for a in dims), draw(st.sampled_from(["float32", "int64"]))))
+        dtype = draw(st.sampled_from(["float32", "int64"]))
+        types.append(kind or TensorType(tuple(math.prod(a) for a in dims), dtype))
         return len(types) - 1
 
     kinds = ["parameter", "buffer", "input", "tangent", "seed"]
     inputs = [
-        Input(value(), draw(st.sampled_from(kinds)), f"{draw(TEXT)}{i}", draw(st.lists(TEXT, max_size=2).map(tuple)),
-              draw(st.booleans()), draw(st.booleans()))
+        Input(value(), draw(st.sampled_from(kinds)), f"{draw(TEXT)}{i}",
+              tuple(f"tie {i} {j}" for j in range(draw(st.integers(0, 2)))), draw(st.booleans()), draw(st.booleans()))
         for i in range(draw(st.integers(1, 3)))
     ]
     constants = tuple(
         Constant(TensorType((2,), "uint8"), draw(st.binary(min_size=2, max_size=2)))
         for _ in range(draw(st.integers(0, 2)))
     )
-    inputs += [Input(value(), "constant", str(i)) for i in range(len(constants))]
+    inputs += [Input(value(TensorType((2,), "uint8")), "constant", str(i)) for i in range(len(constants))]
     leaf = st.one_of(st.none(), st.booleans(), st.integers(-(2**63), 2**63 - 1), TEXT, st.just(Dtype("float64")),
                      st.floats(allow_nan=False))
     nodes = []

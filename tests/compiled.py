@@ -1,0 +1,106 @@
+"""Small models, their programs and plans, each made once per process: capturing and solving take seconds."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import nn
+
+from fxpar.compile import capture_program, compile_model
+from fxpar.cost.cluster import parse_cluster
+from fxpar.model_source import ModelSource
+from fxpar.plans.mesh import parse_mesh
+from fxpar.plans.plan import Plan
+from fxpar.plans.program import Program
+from fxpar.prices import Prices
+from fxpar.progress import silent
+
+torch.set_num_threads(1)
+VOCAB = 40
+
+
+class Layer(nn.Module):
+    """Attention and MLP with norms before."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(self.norm1(x)).chunk(3, -1))
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).flatten(2))
+        return x + self.down(nn.functional.gelu(self.up(self.norm2(x))))
+
+
+class Decoder(nn.Module):
+    """A language model of pre-norm layers."""
+
+    def __init__(self, width: int = 32, heads: int = 4, layers: int = 2) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCAB, width)
+        self.layers = nn.ModuleList(Layer(width, heads) for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, VOCAB, bias=False)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.embed(ids)
+        for layer in self.layers:
+            x = layer(x)
+        return nn.functional.cross_entropy(self.head(self.norm(x))[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+
+
+def decoder_source(width: int = 32, heads: int = 4, layers: int = 2, batch: int = 8, length: int = 16) -> ModelSource:
+    def inputs():
+        return (torch.randint(0, VOCAB, (batch, length), generator=torch.Generator().manual_seed(0)),), {}
+
+    return ModelSource(
+        "decoder", lambda: Decoder(width, heads, layers), inputs, lambda output, _: output, torch.optim.AdamW,
+        batch_dim=0,
+    )
+
+
+def mlp_source(width: int = 16, hidden: int = 24, layers: int = 2, batch: int = 8) -> ModelSource:
+    def build():
+        body = [m for _ in range(layers) for m in (nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, width))]
+        return nn.Sequential(*body)
+
+    def inputs():
+        return (torch.randn(batch, width, generator=torch.Generator().manual_seed(0)),), {}
+
+    return ModelSource("mlp", build, inputs, lambda output, _: output.square().mean(), torch.optim.AdamW, batch_dim=0)
+
+
+@cache
+def decoder_program(precision: str = "fp32", **sizes: int) -> Program:
+    return capture_program(decoder_source(**sizes), outputs=("loss",), precision=precision, progress=silent)[0]
+
+
+@cache
+def mlp_program(precision: str = "fp32", **sizes: int) -> Program:
+    return capture_program(mlp_source(**sizes), outputs=("loss",), precision=precision, progress=silent)[0]
+
+
+@cache
+def mlp_plan(mesh: str = "2", **request: object) -> Plan:
+    return compile_model(mlp_source(), mesh=mesh, **request).plan
+
+
+@cache
+def decoder_plan(mesh: str = "2", **request: object) -> Plan:
+    return compile_model(decoder_source(), mesh=mesh, **request).plan
+
+
+@cache
+def prices(mesh: str, cluster: str | None = None) -> Prices:
+    """Prices on a mesh of CPU ranks, or of the named cluster."""
+    wanted = parse_mesh(mesh)
+    return Prices(parse_cluster(cluster or str(wanted.world_size)), wanted)
+
+
+def adamw(dtype: str, name: str) -> int:
+    """Bytes of two moments per element of a float32 parameter."""
+    return 8
