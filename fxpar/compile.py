@@ -41,9 +41,13 @@ class CompileResult:
     plan: Plan
 
 
-def capture_program(source: ModelSource, *, outputs: Sequence[str], precision: str, progress: Progress) -> tuple[
-    Program, nn.Module
-]:
+Captured = tuple[Program, nn.Module]
+"""A program with hubs and logical dims, and the module it was captured from."""
+
+
+def capture_program(
+    source: ModelSource, *, outputs: Sequence[str], precision: str, progress: Progress
+) -> Captured:
     """Build the model (on meta where its source allows) and capture it, hubs and logical dims included."""
     with progress("building the model"):
         model = build_model(source)
@@ -83,6 +87,7 @@ def compile_model(
     recompute: str | None = None,
     microbatches: int | None = None,
     outputs: Sequence[str] = ("loss",),
+    captured: Captured | None = None,
     progress: Progress = silent,
 ) -> CompileResult:
     """Choose a plan for one training step of the model.
@@ -95,6 +100,8 @@ def compile_model(
         recompute: "auto" (as much as memory asks for), "on" (every repeated layer) or "off".
         random_choices: a seed: any feasible plan instead of the best.
         outputs: ``("loss",)`` or ``("all",)``.
+        captured: from :func:`capture_program` with the same outputs and precision, when several plans are made of one
+            model.
 
     Raises:
         FxparError: with its subclasses, whatever stops the model, the request or the search.
@@ -111,7 +118,7 @@ def compile_model(
     if wanted is not None:
         check_axis_names(wanted)
     machine = chosen_cluster(cluster, wanted)
-    program, model = capture_program(source, outputs=outputs, precision=precision, progress=progress)
+    program, model = captured or capture_program(source, outputs=outputs, precision=precision, progress=progress)
     state = optimizer_state_bytes(source, list(model.named_parameters()))
 
     def optimizer_bytes(dtype: str, name: str) -> int:
