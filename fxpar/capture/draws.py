@@ -1,7 +1,7 @@
 """Random ops of torch as our stateless ones, replaced while tracing.
 
 Every draw gets a placeholder seed and op id here; numbering the program's draws fills in the real ones
-(:mod:`fxpar.capture.numbering`).
+(:mod:`fxpar.capture.numbering`). A draw from the user's own generator is left as it is, and refused when lowered.
 """
 
 from __future__ import annotations
@@ -49,11 +49,15 @@ def native_dropout(x: Tensor, p: float, train: bool | None) -> Any:
 
 @decomposes(aten.bernoulli.p)
 def bernoulli_p(x: Tensor, p: float, *, generator: Any = None) -> Tensor:
+    if generator is not None:
+        return NotImplemented
     return (uniform(like(x, torch.float32)) < p).to(x.dtype)
 
 
 @decomposes(aten.bernoulli.default)
 def bernoulli(x: Tensor, *, generator: Any = None) -> Tensor:
+    if generator is not None:
+        return NotImplemented
     return (uniform(x) < x).to(x.dtype)
 
 
@@ -83,11 +87,15 @@ def randn(
 
 @decomposes(aten.uniform.default)
 def uniform_from(x: Tensor, low: float = 0.0, high: float = 1.0, *, generator: Any = None) -> Tensor:
+    if generator is not None:
+        return NotImplemented
     return uniform(x) * (high - low) + low
 
 
 @decomposes(aten.normal_functional.default)
 def normal_functional(x: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: Any = None) -> Tensor:
+    if generator is not None:
+        return NotImplemented
     return normal(x) * std + mean
 
 

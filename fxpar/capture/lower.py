@@ -84,6 +84,8 @@ class Lowering:
     def argument(self, arg: Any, where: str) -> Arg:
         """One schema argument as plain data."""
         if isinstance(arg, fx.Node):
+            if arg not in self.value_of:
+                raise CaptureError(f"an op reads {arg.name}, which is no tensor", where=where)
             return Ref(self.value_of[arg])
         if isinstance(arg, torch.dtype):
             return Dtype(dtype_name(arg))

@@ -166,7 +166,9 @@ def lower(
             else:
                 raise CaptureError(f"the traced graph has an input of unknown meaning: {described}")
         elif node.op == "get_attr":
-            lowering.value_of[node] = lowering.add_constant(adapter.attribute(joint, node.target), str(node.target))
+            attribute = adapter.attribute(joint, node.target)
+            if isinstance(attribute, Tensor):
+                lowering.value_of[node] = lowering.add_constant(attribute, str(node.target))
         elif node.op == "call_function":
             lowering.lower_call(node)
     outputs = graph_outputs(joint, graph_module, lowering, stand_ins, names, train)
