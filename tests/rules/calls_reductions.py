@@ -63,7 +63,7 @@ def positions(draw: Draw, op: str) -> Example:
     return example(op, *args)
 
 
-@calls("sum", "max", "min", "mean", "prod", "any", "all", "argmax", "argmin", "median")
+@calls("sum", "max", "min", "mean", "prod", "argmax", "argmin", "median")
 def reduced_to_one(draw: Draw, op: str) -> Example:
     return example(op, draw.distinct(*draw.shape()))
 
@@ -89,8 +89,6 @@ def extreme(draw: Draw, op: str) -> Example:
 
 @calls(
     "prod.dim_int",
-    "any.dim",
-    "all.dim",
     "argmax",
     "argmin",
     "max.dim",
@@ -103,9 +101,9 @@ def reduced(draw: Draw, op: str) -> Example:
     return example(op, draw.distinct(4, 3, 6), draw.pick(0, 1, -1), draw.chance())
 
 
-@calls("any.dims", "all.dims", "logsumexp")
-def reduced_dims(draw: Draw, op: str) -> Example:
-    return example(op, draw.real(4, 3, 6), draw.pick([0], [-1], [0, 2]), draw.chance())
+@calls("logsumexp")
+def reduced_dims(draw: Draw) -> Example:
+    return example("logsumexp", draw.real(4, 3, 6), draw.pick([0], [-1], [0, 2]), draw.chance())
 
 
 @calls("var.correction", "std.correction", "var_mean.correction", "std_mean.correction")
@@ -205,3 +203,17 @@ def searched(draw: Draw) -> Example:
 @calls("bucketize.Tensor")
 def bucketed(draw: Draw) -> Example:
     return example("bucketize.Tensor", draw.real(4, 3), draw.distinct(5).sort().values)
+
+
+@calls("any", "all", "any.dim", "all.dim", "any.dims", "all.dims")
+def truth(draw: Draw, op: str) -> Example:
+    """Few of the values that decide, so that a rank alone would decide otherwise."""
+    few = draw.mask(4, 3, 6) & draw.mask(4, 3, 6) & draw.mask(4, 3, 6) & draw.mask(4, 3, 6)
+    x = few if op.startswith("any") else ~few
+    if op.endswith(".dims"):
+        return example(op, x, draw.pick([0], [-1], [0, 2]), draw.chance())
+    if op.endswith(".dim"):
+        return example(op, x, draw.pick(0, 1, -1), draw.chance())
+    one = torch.zeros_like(x).view(-1)
+    one[draw.below(one.numel(), 1)] = True
+    return example(op, one.view(x.shape) if op == "any" else ~one.view(x.shape))

@@ -227,7 +227,7 @@ def chunked(draw: Draw) -> Example:
 @calls("cat", "concat", "concatenate")
 def joined(draw: Draw, op: str) -> Example:
     dim = draw.pick(0, 1, -1)
-    sizes = draw.pick((4, 4), (4, 2), (3, 5), (6, 3, 3), (4,), (2, 2, 2), (4, 0, 4))
+    sizes = draw.pick((4, 4), (4, 2), (2, 6), (6, 3, 3), (4,), (2, 2, 4), (4, 0, 4), (3, 5))
     parts = [draw.real(*((n, 3) if dim == 0 else (3, n))) for n in sizes]
     if draw.chance(0.2):
         parts.insert(0, draw.real(0))

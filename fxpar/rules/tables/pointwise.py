@@ -63,7 +63,7 @@ rule("addcmul", pointwise(("01", "02")))
 rule("addcdiv", pointwise(("01",)))
 rule("complex", pointwise(("01",)))
 # the first operand only gives shape and dtype
-rule(["copy", "fill.Tensor"], pointwise(("1",)))
+rule(["copy", "fill.Tensor"], pointwise(("1", "0>")))
 rule("fill.Scalar", pointwise(("0>",)))
 rule(["masked_fill.Scalar"], pointwise(lambda call: ("0",) if call.arg("value") == 0 else ()))
 rule("masked_fill.Tensor", pointwise(("02",)))

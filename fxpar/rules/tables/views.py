@@ -78,7 +78,7 @@ def _covers(call: Call, base: tuple[int, ...]) -> bool:
 
 def as_strided(call: Call) -> Factors:
     """A view of all elements in order is a reshape (the operand of a captured program is contiguous); else whole."""
-    return view(call) if _covers(call, call.shape(0)) else Factors()
+    return view(call) if _covers(call, call.shape(0)) else Factors((), passes(call, "0"))
 
 
 def as_strided_scatter(call: Call) -> Factors:
@@ -88,7 +88,7 @@ def as_strided_scatter(call: Call) -> Factors:
     groups: tuple[Group, ...] = ()
     for left, right, size in equal_products(call.shape(1), call.out_shape()):
         groups += loop(call, size, {0: Slot(right), 1: Slot(left)}, {0: Slot(right)})
-    return Factors(groups, passes(call, "1"))
+    return Factors(groups, passes(call, "1", "0>"))
 
 
 def local_as_strided(call: Call, block: Block) -> tuple[str, tuple[Arg, ...]]:
