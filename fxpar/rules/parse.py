@@ -77,6 +77,12 @@ def string_factors(
     places_in: list[dict[str, Slot]] = [{} for _ in call.inputs]
     sizes: dict[str, int] = {}
     whole: set[str] = set()
+    shapes = [(call.inputs[o].shape, side) for o, side in zip(operands, sides_in, strict=True) if o is not None]
+    shapes += [(out.shape, side) for out, side in zip(call.outputs, sides_out, strict=True) if out is not None]
+    # plain dims of every operand first: they tell the parts of compound dims wherever those stand
+    for compound in (False, True):
+        for shape, side in shapes:
+            _learn_sizes(shape, _expanded(shape, side, ellipsis, call, text), sizes, call, text, compound)
     for operand, side in zip(operands, sides_in, strict=True):
         if operand is not None:
             places_in[operand] = _places(call.inputs[operand].shape, side, ellipsis, sizes, whole, call, text)
@@ -87,7 +93,6 @@ def string_factors(
     readers = [
         {operands[int(c)] for c in reads[o]} if reads is not None else set(operands) for o in range(len(call.outputs))
     ]
-    # a compound's inner sizes are known only when all operands were read: check the regions now
     groups = []
     for name, size in sizes.items():
         if size == 1 or name in whole:
@@ -124,42 +129,57 @@ def _linear(entry: str, operands: list[int | None], outputs: int) -> Linear:
     return Linear(inputs, tuple(int(c) for c in right) if right else tuple(range(outputs)))
 
 
+def _expanded(
+    shape: tuple[int, ...], side: tuple[Dim, ...], ellipsis: int, call: Call, text: str
+) -> tuple[Dim, ...]:
+    """The dims of an operand with ``...`` written out; ``ellipsis`` is the longest run of any operand."""
+    result: list[Dim] = []
+    for dim in side:
+        if dim.names[0] == "...":
+            count = len(shape) - len(side) + 1
+            result += [Dim((f"...{ellipsis - count + i}",), (dim.whole[0],)) for i in range(count)]
+        else:
+            result.append(dim)
+    if len(result) != len(shape):
+        raise ValueError(f"rule '{text}' of {call.op} does not fit an operand of shape {shape}")
+    return tuple(result)
+
+
+def _learn_sizes(
+    shape: tuple[int, ...], dims: tuple[Dim, ...], sizes: dict[str, int], call: Call, text: str, compound: bool
+) -> None:
+    """Sizes of the factors of plain dims, or of the parts of compound dims of which at most one is unknown."""
+    for dim, size in zip(dims, shape, strict=True):
+        if compound != (len(dim.names) > 1):
+            continue
+        if not compound:
+            name = dim.names[0]
+            if name in ("1", "_") or size == 1:
+                sizes.setdefault(name, 1)
+            elif sizes.get(name, 1) not in (1, size):
+                raise ValueError(f"rule '{text}' of {call.op}: {name} is {sizes[name]} and {size}")
+            else:
+                sizes[name] = size
+            continue
+        unknown = [name for name in dim.names if name not in sizes]
+        known = math.prod(sizes[name] for name in dim.names if name in sizes)
+        if len(unknown) == 1 and known and size % known == 0:
+            sizes[unknown[0]] = size // known
+        if any(name not in sizes for name in dim.names) or math.prod(sizes[name] for name in dim.names) != size:
+            raise ValueError(f"rule '{text}' of {call.op}: cannot tell the parts of a compound dim of size {size}")
+
+
 def _places(
     shape: tuple[int, ...], side: tuple[Dim, ...], ellipsis: int, sizes: dict[str, int], whole: set[str], call: Call,
     text: str,
 ) -> dict[str, Slot]:
-    expanded: list[Dim] = []
-    for dim in side:
-        if dim.names[0] == "...":
-            count = len(shape) - len(side) + 1
-            kept = "!" in dim.names[0] or dim.whole[0]
-            expanded += [Dim((f"...{ellipsis - count + i}",), (kept,)) for i in range(count)]
-        else:
-            expanded.append(dim)
-    if len(expanded) != len(shape):
-        raise ValueError(f"rule '{text}' of {call.op} does not fit an operand of shape {shape}")
+    """Where an operand has its factors; one that stands twice in an operand joins ``whole``, as do those marked so."""
     places: dict[str, Slot] = {}
-    for axis, (dim, size) in enumerate(zip(expanded, shape, strict=True)):
-        for name, kept in zip(dim.names, dim.whole, strict=True):
-            if kept:
+    for axis, (dim, size) in enumerate(zip(_expanded(shape, side, ellipsis, call, text), shape, strict=True)):
+        parts = [size] if len(dim.names) == 1 else [sizes[name] for name in dim.names]
+        for position, (name, kept, part) in enumerate(zip(dim.names, dim.whole, parts, strict=True)):
+            if kept or name in places:
                 whole.add(name)
-        if len(dim.names) == 1:
-            name = dim.names[0]
-            if name in ("1", "_") or size == 1:
-                sizes.setdefault(name, 1)
-                continue
-            if sizes.get(name, 1) not in (1, size):
-                raise ValueError(f"rule '{text}' of {call.op}: {name} is {sizes[name]} and {size}")
-            sizes[name] = size
-            places[name] = Slot((axis,))
-            continue
-        known = [sizes.get(n, 0) for n in dim.names]
-        if known.count(0) == 1 and size % max(math.prod(k for k in known if k), 1) == 0:
-            known = [k or size // math.prod(j for j in known if j) for k in known]
-        if math.prod(known) != size:
-            raise ValueError(f"rule '{text}' of {call.op}: cannot tell the parts of a compound dim of size {size}")
-        for position, (name, part) in enumerate(zip(dim.names, known, strict=True)):
-            sizes[name] = part
             if part > 1:
-                places[name] = Slot((axis,), math.prod(known[:position]), math.prod(known[position + 1 :]))
+                places[name] = Slot((axis,), math.prod(parts[:position]), math.prod(parts[position + 1 :]))
     return places

@@ -46,7 +46,8 @@ def test_a_contracted_dim_makes_a_product_pending_and_rows_by_columns_do_not_exi
 
 def attention(heads: int = 4, shared: int = 4, **more: object) -> Example:
     q, k = ones(2, heads, 3, 8), ones(2, shared, 5, 8)
-    rest = dict(mask=None, seed=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False, op_id=0, geometry=[])
+    rest = dict(mask=None, seed=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False, op_id=0)
+    rest["geometry"] = []
     return example("fxpar::attention", q, k, k, **{**rest, **more})
 
 
