@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from fxpar.rules.factor_rule import torch_op
-from fxpar.rules.registry import all_rules
+from fxpar.rules.registry import all_rules, full_name
 from fxpar.rules.soundness import Example, example
 from tests.rules.draw import GENERATORS, Draw, calls
 
@@ -59,16 +59,13 @@ def from_schema(draw: Draw, op: str) -> Example:
             values.append("none")
         elif kind == "Optional[float]":
             values.append(0.1)
-        elif kind == "Optional[str]":
-            values.append(draw.pick("floor", "trunc"))
         else:
             raise ValueError(f"{op}: no value for {kind}")
-    return example(op, *values)
+    more = {"rounding_mode": draw.pick("floor", "trunc", None)} if op.endswith("_mode") else {}
+    return example(op, *values, **more)
 
 
 def torch_op_of(op: str):
-    from fxpar.rules.registry import full_name
-
     return torch_op(full_name(op))
 
 
