@@ -14,13 +14,13 @@ from fxpar.runtime.packing import (
     exchange_sizes,
     local_slice,
     pack_exchange,
-    pack_gather,
+    pack_gathers,
     pack_row,
-    pack_scatter,
+    pack_scatters,
     unpack_exchange,
-    unpack_gather,
+    unpack_gathers,
     unpack_row,
-    unpack_scatter,
+    unpack_scatters,
 )
 
 _ops = torch.ops._c10d_functional
@@ -48,36 +48,36 @@ def finish_all_reduce(buffer: torch.Tensor, shapes: list[Shape], is_bool: bool) 
     return unpack_row(_unwire(buffer, is_bool), shapes)
 
 
-def start_all_gather(
-    tensor: torch.Tensor, outer: int, lengths: list[int], inner: int, me: int, group: str
-) -> torch.Tensor:
-    """Issue the gathering of ``[outer, lengths[i], inner]``."""
-    return _ops.all_gather_into_tensor(
-        _wire(pack_gather(tensor, Cut(outer, tuple(lengths), inner), me)), len(lengths), group
-    )
+Numbers = tuple[int, list[int], int]
+"""A :class:`Cut` as generated code writes it: (outer, lengths, inner)."""
+
+
+def _cuts(rows: list[Numbers]) -> list[Cut]:
+    return [Cut(outer, tuple(lengths), inner) for outer, lengths, inner in rows]
+
+
+def start_all_gather(tensors: list[torch.Tensor], cuts: list[Numbers], me: int, group: str) -> torch.Tensor:
+    """Issue the gathering of a bucket."""
+    return _ops.all_gather_into_tensor(_wire(pack_gathers(tensors, _cuts(cuts), me)), len(cuts[0][1]), group)
 
 
 def finish_all_gather(
-    buffer: torch.Tensor, outer: int, lengths: list[int], inner: int, shape: Shape, is_bool: bool
-) -> torch.Tensor:
-    """The whole."""
-    return unpack_gather(_unwire(buffer, is_bool), Cut(outer, tuple(lengths), inner), shape)
+    buffer: torch.Tensor, cuts: list[Numbers], shapes: list[Shape], is_bool: bool
+) -> list[torch.Tensor]:
+    """The wholes."""
+    return unpack_gathers(_unwire(buffer, is_bool), _cuts(cuts), shapes)
 
 
-def start_reduce_scatter(
-    tensor: torch.Tensor, outer: int, lengths: list[int], inner: int, reduce: str, group: str
-) -> torch.Tensor:
-    """Issue the reduction of which rank ``i`` keeps ``[outer, lengths[i], inner]``."""
-    return _ops.reduce_scatter_tensor(
-        _wire(pack_scatter(tensor, Cut(outer, tuple(lengths), inner))), reduce, len(lengths), group
-    )
+def start_reduce_scatter(tensors: list[torch.Tensor], cuts: list[Numbers], reduce: str, group: str) -> torch.Tensor:
+    """Issue the reduction of a bucket, of which every rank keeps its pieces."""
+    return _ops.reduce_scatter_tensor(_wire(pack_scatters(tensors, _cuts(cuts))), reduce, len(cuts[0][1]), group)
 
 
 def finish_reduce_scatter(
-    buffer: torch.Tensor, outer: int, lengths: list[int], inner: int, me: int, shape: Shape, is_bool: bool
-) -> torch.Tensor:
-    """This rank's piece."""
-    return unpack_scatter(_unwire(buffer, is_bool), Cut(outer, tuple(lengths), inner), me, shape)
+    buffer: torch.Tensor, cuts: list[Numbers], me: int, shapes: list[Shape], is_bool: bool
+) -> list[torch.Tensor]:
+    """This rank's pieces."""
+    return unpack_scatters(_unwire(buffer, is_bool), _cuts(cuts), me, shapes)
 
 
 def _swap(around: list[int], joined: list[int], cut: list[int], joined_first: bool) -> Swap:
@@ -95,11 +95,17 @@ def start_all_to_all(
 
 
 def finish_all_to_all(
-    buffer: torch.Tensor, around: list[int], joined: list[int], cut: list[int], joined_first: bool, me: int,
-    shape: Shape, is_bool: bool,
-) -> torch.Tensor:
-    """The joined region, cut anew."""
-    return unpack_exchange(_unwire(buffer, is_bool), _swap(around, joined, cut, joined_first), me, shape)
+    buffer: torch.Tensor,
+    around: list[int],
+    joined: list[int],
+    cut: list[int],
+    joined_first: bool,
+    me: int,
+    shape: Shape,
+    is_bool: bool,
+) -> list[torch.Tensor]:
+    """The joined region, cut anew (the only one of the list)."""
+    return [unpack_exchange(_unwire(buffer, is_bool), _swap(around, joined, cut, joined_first), me, shape)]
 
 
 def take_slice(tensor: torch.Tensor, outer: int, start: int, length: int, inner: int, shape: Shape) -> torch.Tensor:

@@ -125,44 +125,37 @@ class _Writer:
         group, me = self.groups.names[step.axis], self.local.coords[step.axis]
         shapes = [self.local.types[v].shape for v in step.outputs]
         is_bool = step.dtype == "bool"
+        if step.kind == "all_to_all":
+            self.exchange(step, operands[0], me, group)
+            return
+        cuts = [(g.outer, g.lengths, g.inner) for g in step.geometries if isinstance(g, Cut)]
         if step.kind == "all_reduce":
             buffer = self.call(comm.start_all_reduce, operands, step.reduce, group)
-            self.later(step, lambda: self.spread(step, self.call(comm.finish_all_reduce, buffer, shapes, is_bool)))
-            return
-        around: tuple[Any, ...]
-        match step.geometry:
-            case Cut(outer, lengths, inner):
-                around = (outer, lengths, inner)
-            case Swap(outer, middle, inner, joined, cut, joined_first):
-                around = ((outer, middle, inner), joined, cut, joined_first)
-            case _:
-                raise ValueError(f"a {step.kind} without geometry")
-        if step.kind == "all_gather":
-            buffer = self.call(comm.start_all_gather, operands[0], *around, me, group)
-            finish: Callable[..., Any] = comm.finish_all_gather
-        elif step.kind == "reduce_scatter":
-            buffer = self.call(comm.start_reduce_scatter, operands[0], *around, step.reduce, group)
-            finish, around = comm.finish_reduce_scatter, (*around, me)
+            self.later(step, lambda: self.call(comm.finish_all_reduce, buffer, shapes, is_bool))
+        elif step.kind == "all_gather":
+            buffer = self.call(comm.start_all_gather, operands, cuts, me, group)
+            self.later(step, lambda: self.call(comm.finish_all_gather, buffer, cuts, shapes, is_bool))
         else:
-            buffer = self.call(comm.start_all_to_all, operands[0], *around, me, group)
-            finish, around = comm.finish_all_to_all, (*around, me)
+            buffer = self.call(comm.start_reduce_scatter, operands, cuts, step.reduce, group)
+            self.later(step, lambda: self.call(comm.finish_reduce_scatter, buffer, cuts, me, shapes, is_bool))
 
-        def wait() -> None:
-            self.known[step.outputs[0]] = self.call(finish, buffer, *around, shapes[0], is_bool)
+    def exchange(self, step: CollectiveStep, operand: fx.Node, me: int, group: str) -> None:
+        swap = step.geometries[0]
+        assert isinstance(swap, Swap)
+        numbers = ((swap.outer, swap.middle, swap.inner), swap.joined, swap.cut, swap.joined_first, me)
+        buffer = self.call(comm.start_all_to_all, operand, *numbers, group)
+        shape = self.local.types[step.outputs[0]].shape
+        self.later(step, lambda: self.call(comm.finish_all_to_all, buffer, *numbers, shape, step.dtype == "bool"))
 
-        self.later(step, wait)
-
-    def later(self, step: CollectiveStep, finish: Callable[[], None]) -> None:
-        """Finish when the first of the step's results is read."""
+    def later(self, step: CollectiveStep, finish: Callable[[], fx.Node]) -> None:
+        """Finish when the first of the step's results is read; ``finish`` gives the list of all results."""
 
         def once() -> None:
             for value in step.outputs:
                 self.pending.pop(value, None)
-            finish()
+            row = finish()
+            for position, value in enumerate(step.outputs):
+                self.known[value] = self.call(operator.getitem, row, position)
 
         for value in step.outputs:
             self.pending[value] = once
-
-    def spread(self, step: CollectiveStep, node: fx.Node) -> None:
-        for position, value in enumerate(step.outputs):
-            self.known[value] = self.call(operator.getitem, node, position)

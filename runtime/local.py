@@ -75,8 +75,9 @@ class OpStep:
 class CollectiveStep:
     """One collective on mesh axis ``axis``.
 
-    ``values`` holds one tensor, or for an ``all_reduce`` a bucket of several of one dtype. ``elements`` counts the
-    elements of the largest rank's full tensors (before a reduce-scatter, after an all-gather), the same on all ranks.
+    ``values`` holds one tensor, or a bucket of several of one dtype; ``geometries`` one entry per value (none for an
+    ``all_reduce``). ``elements`` counts the elements of the largest rank's full tensors (before a reduce-scatter,
+    after an all-gather), the same on all ranks.
     """
 
     kind: CollectiveKind
@@ -84,7 +85,7 @@ class CollectiveStep:
     reduce: str
     values: tuple[int, ...]
     outputs: tuple[int, ...]
-    geometry: Cut | Swap | None
+    geometries: tuple[Cut | Swap, ...]
     elements: int
     dtype: str
     phase: Phase

@@ -36,9 +36,9 @@ def pack_gather(tensor: torch.Tensor, cut: Cut, me: int) -> torch.Tensor:
 def unpack_gather(buffer: torch.Tensor, cut: Cut, shape: Shape) -> torch.Tensor:
     """The whole from all ranks' padded pieces."""
     longest, peers = max(cut.lengths), len(cut.lengths)
-    pieces = buffer.view(peers, cut.outer, longest, cut.inner)
+    pieces = buffer.reshape(peers, cut.outer, longest, cut.inner)
     if cut.outer == 1 and all(n == longest for n in cut.lengths):
-        return pieces.view(shape)
+        return pieces.reshape(shape)
     return torch.cat([pieces[i][:, :n] for i, n in enumerate(cut.lengths)], dim=1).view(shape)
 
 
@@ -56,7 +56,40 @@ def pack_scatter(tensor: torch.Tensor, cut: Cut) -> torch.Tensor:
 
 def unpack_scatter(buffer: torch.Tensor, cut: Cut, me: int, shape: Shape) -> torch.Tensor:
     """This rank's reduced piece without its padding."""
-    return buffer.view(cut.outer, max(cut.lengths), cut.inner)[:, : cut.lengths[me]].reshape(shape)
+    return buffer.view(cut.outer, max(cut.lengths), cut.inner)[:, : cut.lengths[me]].contiguous().view(shape)
+
+
+def pack_gathers(tensors: Sequence[torch.Tensor], cuts: Sequence[Cut], me: int) -> torch.Tensor:
+    """A bucket's padded pieces in one row."""
+    if len(cuts) == 1:
+        return pack_gather(tensors[0], cuts[0], me)
+    return torch.cat([pack_gather(t, cut, me).view(-1) for t, cut in zip(tensors, cuts, strict=True)])
+
+
+def unpack_gathers(buffer: torch.Tensor, cuts: Sequence[Cut], shapes: Sequence[Shape]) -> list[torch.Tensor]:
+    """A bucket's wholes from all ranks' rows."""
+    sizes = [_padded(cut) for cut in cuts]
+    rows = buffer.view(len(cuts[0].lengths), sum(sizes)).split(sizes, dim=1)
+    return [unpack_gather(row, cut, shape) for row, cut, shape in zip(rows, cuts, shapes, strict=True)]
+
+
+def pack_scatters(tensors: Sequence[torch.Tensor], cuts: Sequence[Cut]) -> torch.Tensor:
+    """A bucket as one row per peer."""
+    if len(cuts) == 1:
+        return pack_scatter(tensors[0], cuts[0])
+    peers = len(cuts[0].lengths)
+    rows = [pack_scatter(t, cut).view(peers, _padded(cut)) for t, cut in zip(tensors, cuts, strict=True)]
+    return torch.cat(rows, dim=1)
+
+
+def unpack_scatters(buffer: torch.Tensor, cuts: Sequence[Cut], me: int, shapes: Sequence[Shape]) -> list[torch.Tensor]:
+    """This rank's reduced pieces of a bucket."""
+    rows = buffer.view(-1).split([_padded(cut) for cut in cuts])
+    return [unpack_scatter(row, cut, me, shape) for row, cut, shape in zip(rows, cuts, shapes, strict=True)]
+
+
+def _padded(cut: Cut) -> int:
+    return cut.outer * max(cut.lengths) * cut.inner
 
 
 def exchange_sizes(swap: Swap, me: int) -> tuple[list[int], list[int]]:

@@ -51,7 +51,8 @@ def peers_may_stop() -> Iterator[None]:
 class Forward:
     """One run of forward: its results, and (until backward takes them) the saved tensors.
 
-    ``watched``: parameters that are saved as they are. A DTensor counts its in-place changes, its local tensor does not.
+    ``watched``: parameters that are saved as they are. A DTensor counts its in-place changes, its local tensor does
+    not.
     """
 
     def __init__(

@@ -23,13 +23,13 @@ from fxpar.runtime.packing import (
     exchange_sizes,
     local_slice,
     pack_exchange,
-    pack_gather,
+    pack_gathers,
     pack_row,
-    pack_scatter,
+    pack_scatters,
     unpack_exchange,
-    unpack_gather,
+    unpack_gathers,
     unpack_row,
-    unpack_scatter,
+    unpack_scatters,
 )
 from fxpar.runtime.pieces import assemble, replica_disagreement, scatter
 from fxpar.runtime.rewrite.legality import collective_signature, structure
@@ -105,9 +105,10 @@ def run_virtual(
         ]
     for index, freed in enumerate(last_uses(first)):
         _run_step(index, programs, state, mesh)
-        for value in first.steps[index].writes if watch is not None else ():
-            origin, layout = first.origins[value]
-            watch(origin, assemble(state[value], program.dims[origin], layout, mesh))
+        if watch is not None:
+            for value in first.steps[index].writes:
+                origin, layout = first.origins[value]
+                watch(origin, assemble(state[value], program.dims[origin], layout, mesh))
         for value in freed:
             del state[value]
     pieces = tuple(tuple(state[v]) for v in first.outputs)
@@ -171,15 +172,14 @@ def exchange(
     if kind == "all_reduce":
         total = reduce(combine, [pack_row(row) for row in tensors])
         return [unpack_row(total.clone(), shapes[i]) for i in members]
-    geometries = [s.geometry for s in steps]
     if kind == "all_to_all":
-        swaps = [g for g in geometries if isinstance(g, Swap)]
+        swaps = [g for s in steps for g in s.geometries if isinstance(g, Swap)]
         sent = [pack_exchange(tensors[i][0], swaps[i], i).split(exchange_sizes(swaps[i], i)[0]) for i in members]
         received = [torch.cat([sent[peer][i] for peer in members]) for i in members]
         return [[unpack_exchange(received[i], swaps[i], i, shapes[i][0])] for i in members]
-    cuts = [g for g in geometries if isinstance(g, Cut)]
+    cuts = [[g for g in s.geometries if isinstance(g, Cut)] for s in steps]
     if kind == "all_gather":
-        gathered = torch.cat([pack_gather(tensors[i][0], cuts[i], i) for i in members])
-        return [[unpack_gather(gathered.clone(), cuts[i], shapes[i][0])] for i in members]
-    summed = reduce(combine, [pack_scatter(tensors[i][0], cuts[i]) for i in members]).chunk(len(steps))
-    return [[unpack_scatter(summed[i], cuts[i], i, shapes[i][0])] for i in members]
+        gathered = torch.cat([pack_gathers(tensors[i], cuts[i], i).view(-1) for i in members])
+        return [unpack_gathers(gathered.clone(), cuts[i], shapes[i]) for i in members]
+    summed = reduce(combine, [pack_scatters(tensors[i], cuts[i]).view(-1) for i in members]).chunk(len(steps))
+    return [unpack_scatters(summed[i], cuts[i], i, shapes[i]) for i in members]

@@ -7,6 +7,7 @@ Goes in: one :class:`~fxpar.plans.reshard.Step`, logical dims, the mesh and a ra
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 
 from fxpar.plans.layout import Digit, Dims, Layout, Shard, digits, runs_of
@@ -51,6 +52,7 @@ def peer_lengths(
     )
 
 
+@lru_cache(maxsize=50_000)
 def gather_cut(step: Step, dims: Dims, mesh: Mesh, coords: tuple[int, ...]) -> Cut:
     """The cut that an all-gather joins."""
     run = step.before[step.axis]
@@ -59,6 +61,7 @@ def gather_cut(step: Step, dims: Dims, mesh: Mesh, coords: tuple[int, ...]) -> C
     return Cut(here.outer, peer_lengths(dims, step.before, mesh, coords, step.axis, run), here.inner)
 
 
+@lru_cache(maxsize=50_000)
 def scatter_cut(step: Step, dims: Dims, mesh: Mesh, coords: tuple[int, ...]) -> Cut:
     """The cut that a reduce-scatter or a slice makes."""
     run = step.after[step.axis]
@@ -67,6 +70,7 @@ def scatter_cut(step: Step, dims: Dims, mesh: Mesh, coords: tuple[int, ...]) -> 
     return Cut(here.outer, peer_lengths(dims, step.after, mesh, coords, step.axis, run), here.inner)
 
 
+@lru_cache(maxsize=50_000)
 def all_to_all_swap(step: Step, dims: Dims, mesh: Mesh, coords: tuple[int, ...]) -> Swap:
     """The exchange of an all-to-all between two runs that do not overlap."""
     joined, cut = step.before[step.axis], step.after[step.axis]

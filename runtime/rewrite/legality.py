@@ -65,23 +65,32 @@ def _shapes(step: CollectiveStep | LocalStep, local: LocalProgram) -> list[str]:
     found = []
     if any(local.types[v].dtype != step.dtype for v in (*step.values, *step.outputs)):
         found.append(f"a value is not {step.dtype}")
-    if step.kind != "all_reduce" and (len(step.values), len(step.outputs)) != (1, 1):
-        found.append("joins several values")
-    me, before, after = local.coords[step.axis], step.values[0], step.outputs[0]
-    match step.geometry:
+    count = 0 if step.kind == "all_reduce" else len(step.values)
+    if len(step.values) != len(step.outputs) or len(step.geometries) != count:
+        counts = len(step.values), len(step.outputs), len(step.geometries)
+        return [*found, f"has {counts} values, results and geometries"]
+    if step.kind == "all_reduce":
+        if any(local.types[a] != local.types[b] for a, b in zip(step.values, step.outputs, strict=True)):
+            found.append("changes a shape")
+        return found
+    for before, after, geometry in zip(step.values, step.outputs, step.geometries, strict=True):
+        found += _fit(step, geometry, local.coords[step.axis], size(before), size(after))
+    return found
+
+
+def _fit(step: CollectiveStep, geometry: Cut | Swap, me: int, before: int, after: int) -> list[str]:
+    found = []
+    match geometry:
         case Cut(outer, lengths, inner):
             whole, piece = (after, before) if step.kind == "all_gather" else (before, after)
-            if size(whole) != outer * sum(lengths) * inner or size(piece) != outer * lengths[me] * inner:
-                found.append(f"[{outer}, {lengths}, {inner}] does not fit {size(whole)} and {size(piece)} elements")
+            if whole != outer * sum(lengths) * inner or piece != outer * lengths[me] * inner:
+                found.append(f"[{outer}, {lengths}, {inner}] does not fit {whole} and {piece} elements")
         case Swap() as swap:
             rest = swap.outer * swap.middle * swap.inner
-            if size(before) != rest * swap.joined[me] * sum(swap.cut):
-                found.append(f"{swap} does not fit {size(before)} elements before")
-            if size(after) != rest * sum(swap.joined) * swap.cut[me]:
-                found.append(f"{swap} does not fit {size(after)} elements after")
-        case None:
-            if any(local.types[a] != local.types[b] for a, b in zip(step.values, step.outputs, strict=True)):
-                found.append("changes a shape")
+            if before != rest * swap.joined[me] * sum(swap.cut):
+                found.append(f"{swap} does not fit {before} elements before")
+            if after != rest * sum(swap.joined) * swap.cut[me]:
+                found.append(f"{swap} does not fit {after} elements after")
     return found
 
 

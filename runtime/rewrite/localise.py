@@ -43,6 +43,9 @@ def _joint(site: Site, names: tuple[str, ...], mesh: Mesh) -> JointChoice | None
     return choice_by_names(site, names, mesh)
 
 
+_local_shape = lru_cache(maxsize=100_000)(local_shape)
+
+
 def _check_counts(program: Program, decisions: Decisions) -> None:
     for what, have, want in (
         ("choices", len(decisions.choices), len(program.nodes)),
@@ -109,7 +112,7 @@ class _Localiser:
     def define(self, value: int, layout: Layout) -> int:
         """A new local value that stands for ``value`` in ``layout``."""
         global_type, dims = self.program.types[value], self.program.dims[value]
-        self.types.append(TensorType(local_shape(dims, layout, self.mesh, self.coords), global_type.dtype))
+        self.types.append(TensorType(_local_shape(dims, layout, self.mesh, self.coords), global_type.dtype))
         self.origins.append((value, layout))
         return len(self.types) - 1
 
@@ -197,13 +200,13 @@ class _Localiser:
             keep = self.coords[axis] == 0 or step.reduce in ("max", "min")
             self.steps.append(LocalStep("to_partial", axis, local, output, phase, keep=keep))
         else:
-            geometry: Cut | Swap | None = None
+            geometries: tuple[Cut | Swap, ...] = ()
             if step.kind == "all_gather":
-                geometry = gather_cut(step, dims, self.mesh, self.coords)
+                geometries = (gather_cut(step, dims, self.mesh, self.coords),)
             elif step.kind == "reduce_scatter":
-                geometry = scatter_cut(step, dims, self.mesh, self.coords)
+                geometries = (scatter_cut(step, dims, self.mesh, self.coords),)
             elif step.kind == "all_to_all":
-                geometry = all_to_all_swap(step, dims, self.mesh, self.coords)
+                geometries = (all_to_all_swap(step, dims, self.mesh, self.coords),)
             self.steps.append(
                 CollectiveStep(
                     step.kind,
@@ -211,7 +214,7 @@ class _Localiser:
                     step.reduce,
                     (local,),
                     (output,),
-                    geometry,
+                    geometries,
                     largest_elements(step, dims, self.mesh),
                     self.types[local].dtype,
                     phase,
@@ -220,6 +223,7 @@ class _Localiser:
         return output
 
 
+@lru_cache(maxsize=50_000)
 def largest_elements(step: Step, dims: Dims, mesh: Mesh) -> int:
     """Elements of the full tensor of a step on the rank that holds most."""
     sizes = []

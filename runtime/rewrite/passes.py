@@ -7,12 +7,12 @@ from collections.abc import Callable
 from fxpar.plans.plan import Decisions
 from fxpar.plans.program import Program
 from fxpar.runtime.local import LocalProgram
-from fxpar.runtime.rewrite.bucket import bucket_all_reduces
+from fxpar.runtime.rewrite.bucket import bucket_gathers, bucket_reductions
 from fxpar.runtime.rewrite.dead import remove_dead_steps
 from fxpar.runtime.rewrite.legality import check
 from fxpar.runtime.rewrite.localise import localise
 
-PASSES: tuple[Callable[[LocalProgram], LocalProgram], ...] = (remove_dead_steps, bucket_all_reduces)
+PASSES: tuple[Callable[[LocalProgram], LocalProgram], ...] = (remove_dead_steps, bucket_gathers, bucket_reductions)
 
 
 def rewrite(program: Program, decisions: Decisions, coords: tuple[int, ...]) -> LocalProgram:

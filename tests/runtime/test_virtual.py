@@ -1,5 +1,6 @@
 """Whatever is decided, all ranks together compute what one device computes."""
 
+import functools
 import random
 
 import pytest
@@ -20,6 +21,7 @@ from tests.runtime.small_programs import (
     random_layout,
     two_layers,
 )
+from tests.runtime.tiny_models import captured, tied, tokens
 
 torch.set_num_threads(1)
 MESHES = ["1", "2", "3", "4", "2x2", "2x3", "2x1x2", "5"]
@@ -31,7 +33,7 @@ def same(result, expected):
     assert max(result.disagreement) == 0.0
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(st.sampled_from(MESHES), st.integers(0, 10**9), st.integers(1, 7), st.booleans(), st.booleans())
 def test_any_decisions_compute_the_same(mesh, seed, batch, compound, recompute):
     program = two_layers(batch=batch * 4, atoms=(batch, 4) if compound and batch > 1 else None)
@@ -40,7 +42,7 @@ def test_any_decisions_compute_the_same(mesh, seed, batch, compound, recompute):
     same(run_virtual(program, decisions, inputs), run_global(program, inputs))
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(st.sampled_from(MESHES), st.integers(0, 10**9))
 def test_any_reshard(mesh, seed):
     """One hub: a value goes from any layout through any layout to any layout."""
@@ -55,6 +57,27 @@ def test_any_reshard(mesh, seed):
     decisions = random_decisions(program, parse_mesh(mesh), rng)
     inputs = global_inputs(program, seed)
     same(run_virtual(program, decisions, inputs), [inputs[program.inputs[0].value]] * 2)
+
+
+@settings(max_examples=15)
+@given(st.sampled_from(MESHES), st.integers(0, 10**9), st.booleans())
+def test_a_captured_model_with_dropout_and_ties(mesh, seed, recompute):
+    program, inputs, expected = tied_with_dropout()
+    decisions = random_decisions(program, parse_mesh(mesh), random.Random(seed), recompute)
+    same(run_virtual(program, decisions, inputs), expected)
+
+
+@functools.cache
+def tied_with_dropout():
+    program = captured(tied(dropout=0.3), (), tokens())
+    stored = dict(tied().state_dict())
+    inputs = {
+        **{e.value: stored[e.name] for e in program.inputs if e.name in stored},
+        **{e.value: tokens()[e.name] for e in program.inputs if e.kind == "input"},
+        **{e.value: torch.tensor(1.0, dtype=torch.float64) for e in program.inputs if e.kind == "tangent"},
+        **{e.value: torch.tensor(11) for e in program.inputs if e.kind == "seed"},
+    }
+    return program, inputs, run_global(program, inputs)
 
 
 def test_data_parallel_has_one_collective_per_result():

@@ -5,9 +5,6 @@ import random
 import torch
 from torch import nn
 
-from fxpar.capture import capture
-from fxpar.hubs import insert_hubs
-from fxpar.logical_dims import analyse
 from fxpar.plans.mesh import parse_mesh
 from fxpar.plans.plan import Certificate, Fingerprint, Plan, Prediction
 from tests.runtime.small_programs import random_decisions
@@ -64,6 +61,11 @@ def tokens(seed=0):
 
 
 def captured(model, args, kwargs, outputs="all"):
+    # here: a rank that runs a plan imports nothing of this
+    from fxpar.capture import capture
+    from fxpar.hubs import insert_hubs
+    from fxpar.logical_dims import analyse
+
     return analyse(insert_hubs(capture(model, args, kwargs, outputs=outputs)))
 
 
