@@ -25,6 +25,22 @@ def loss_of(output: Any) -> Any:
     return getattr(output, "loss", None)
 
 
+def is_opaque(value: Any) -> bool:
+    """True for an object that is no container of tensors we know (a key-value cache)."""
+    return not (value is None or isinstance(value, Tensor | bool | int | float | str | Mapping | list | tuple))
+
+
+def without_opaque(output: Any) -> Any:
+    """The model's output with opaque members (one level deep) replaced by None."""
+    if isinstance(output, Mapping):
+        if any(is_opaque(value) for value in output.values()):
+            kept = {key: None if is_opaque(value) else value for key, value in output.items()}
+            return kept if type(output) is dict else type(output)(**kept)
+    elif isinstance(output, tuple) and any(is_opaque(value) for value in output):
+        return tuple(None if is_opaque(value) else value for value in output)
+    return output
+
+
 class ModelWithLoss(nn.Module):
     """``forward`` returns (loss,) or (loss, output of the model)."""
 
@@ -40,7 +56,7 @@ class ModelWithLoss(nn.Module):
             value = self.loss(output, (args, kwargs))
         else:
             value = loss_of(output)
-        return (value, output) if self.keep_output else (value,)
+        return (value, without_opaque(output)) if self.keep_output else (value,)
 
 
 def structure_of(spec: pytree.TreeSpec, leaves: list[Arg]) -> Arg:

@@ -10,7 +10,8 @@ from fxpar.plans.errors import CaptureError
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 _DATA_DEPENDENT = re.compile(
-    r"data[- ]dependent|unbacked|GuardOnDataDependent|aten\._local_scalar_dense", re.IGNORECASE
+    r"data[- ]dependent|DataDependent|DynamicOutputShape|dynamic shape operator|unbacked|_local_scalar_dense",
+    re.IGNORECASE,
 )
 _BRANCH_WAY_OUT = (
     "compute both sides and choose with torch.where, or take the decision before the model is captured "

@@ -6,7 +6,7 @@ per unique tensor, so ties stay ties) and takes ``torch.compile`` wrappers out; 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -162,9 +162,9 @@ def refuse_sparse(model: nn.Module) -> list[str]:
     ]
 
 
-def on_meta(model: nn.Module) -> bool:
-    """True when some tensor of the model has no values."""
-    return any(t.device.type == "meta" for t in (*model.parameters(), *model.buffers()))
+def on_meta(originals: Sequence[Stored]) -> bool:
+    """True when some tensor of the user's model has no values."""
+    return any(entry.tensor.device.type == "meta" for entry in originals)
 
 
 def example_fakes(leaves: list[object], fake_mode: FakeTensorMode) -> list[object]:

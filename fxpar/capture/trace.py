@@ -74,7 +74,7 @@ def traced(
         args, kwargs = adapter.pytree.tree_unflatten(leaves, call.structure)
         keep_output = keep_output or (not train and loss is None)
         module = ModelWithLoss(stand_ins.model, loss, keep_output)
-        graph_module, fell_back = graph_of(module, args, kwargs, on_meta(model))
+        graph_module, fell_back = graph_of(module, args, kwargs, on_meta(stand_ins.originals))
         in_spec, out_spec = adapter.flat_signature(graph_module)
         drop_constant_placeholders(graph_module, leaves)
         names, structure = name_outputs(graph_module, out_spec, train or loss is not None, keep_output)

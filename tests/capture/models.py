@@ -130,7 +130,12 @@ class Odd(nn.Module):
 
 
 def odd():
-    return Odd(), (numbers(4, 6),), {}, lambda output, inputs: output.square().mean() + output.std() + output.var(0).sum()
+    return (
+        Odd(),
+        (numbers(4, 6),),
+        {},
+        lambda output, inputs: output.square().mean() + output.std() + output.var(0).sum(),
+    )
 
 
 class Compiled(nn.Module):
@@ -238,9 +243,7 @@ def hugging_face():
         return hf.ViTForImageClassification(config), {"pixel_values": numbers(2, 3, 8, 8), "labels": labels(3, 2)}
 
     def resnet():
-        config = hf.ResNetConfig(
-            embedding_size=4, hidden_sizes=[4, 6], depths=[1, 1], layer_type="basic", num_labels=3
-        )
+        config = hf.ResNetConfig(embedding_size=4, hidden_sizes=[4, 6], depths=[1, 1], layer_type="basic", num_labels=3)
         return hf.ResNetForImageClassification(config), {"pixel_values": numbers(3, 3, 16, 16), "labels": labels(3, 3)}
 
     return {"bert": bert, "gpt2": gpt2, "llama": llama, "t5": t5, "vit": vit, "resnet": resnet}

@@ -53,7 +53,9 @@ def test_inputs_ties_and_positions():
     assert by_name["tok.weight"].ties == ("head.weight",) and "head.weight" not in by_name
     assert [e.name for e in program.inputs if e.kind == "input"] == ["ids", "targets"]
     assert program.call == ("ids", "targets")
-    assert [e.kind for e in program.inputs].count("tangent") == 1 and not [e for e in program.inputs if e.kind == "seed"]
+    assert [e.kind for e in program.inputs].count("tangent") == 1 and not [
+        e for e in program.inputs if e.kind == "seed"
+    ]
 
 
 def test_paths_baked_values_and_structure():
@@ -100,7 +102,9 @@ def test_phases_modules_and_sources():
         else:
             late.update(node.outputs)
     convolution = next(node for node in program.nodes if node.op == "aten.convolution_backward.default")
-    assert convolution.module == "c2" and convolution.source.startswith("models.py:") and convolution.phase == "backward"
+    assert (
+        convolution.module == "c2" and convolution.source.startswith("models.py:") and convolution.phase == "backward"
+    )
     kinds = [output.kind for output in program.outputs]
     assert kinds == sorted(kinds, key=["loss", "output", "buffer", "gradient"].index)
     assert ("buffer", "b1.num_batches_tracked") in {(output.kind, output.name) for output in program.outputs}

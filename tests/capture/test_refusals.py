@@ -30,7 +30,7 @@ class Selects(Base):
 
 class Breaks(Base):
     def forward(self, x):
-        open("/dev/null").close()
+        x.numpy().astype(object)
         return self.f(x)
 
 
@@ -59,10 +59,10 @@ def mean_of(output, inputs):
 
 
 CASES = [
-    (Branch, "data-dependent", "test_refusals.py:27 in forward"),
+    (Branch, "data-dependent", "test_refusals.py:21 in forward"),
     (Selects, "data-dependent", "in forward"),
-    (Breaks, "cannot be traced", "test_refusals.py:39 in forward"),
-    (Permutes, "randperm", "test_refusals.py:45 in forward"),
+    (Breaks, "cannot be traced", "test_refusals.py:33 in forward"),
+    (Permutes, "randperm", "test_refusals.py:39 in forward"),
     (WritesInput, "writes in place to one of its inputs", ""),
     (Large, "table", "2400000 bytes"),
 ]
