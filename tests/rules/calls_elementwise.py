@@ -36,13 +36,13 @@ def from_schema(draw: Draw, op: str) -> Example:
             break
         if kind == "Tensor":
             own = shape if first or any(word in op for word in SAME_SHAPE) else draw.broadcast(shape)
-            if first and "." in op and draw.chance(0.3) and "Scalar" not in op:
-                own = shape
+            # a divisor of 0 makes infinities, of which sums are nothing
+            kinds = (draw.positive,) if "div" in op and not first else (draw.real, draw.unit, draw.positive)
             first = False
             if any(op.startswith(word) for word in INTEGERS):
                 values.append(draw.below(7, *own))
             else:
-                values.append(draw.pick(draw.real, draw.unit, draw.positive)(*own))
+                values.append(draw.pick(*kinds)(*own))
         elif kind == "Optional[Tensor]":
             values.append(draw.real(*draw.broadcast(shape)))
         elif kind == "Optional[number]":
