@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -19,12 +20,17 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.utils import _pytree as pytree
 
+from fxpar.live_bytes import LiveBytes
 from fxpar.model_source import load_model_source
 from fxpar.plans.codec import read_plan
 from fxpar.plans.errors import FxparError
+from fxpar.plans.layout import local_shape
+from fxpar.plans.plan import Plan
 from fxpar.ranks import report_failure
 from fxpar.reference import CLIP_NORM, DTYPES, buffers_of, built, train, widen
+from fxpar.runtime.interpret import torch_dtype
 from fxpar.runtime.model import ParallelModule, load
 from fxpar.step_values import named_parameters, output_tensors_of_call, returns_outputs
 
@@ -46,10 +52,19 @@ def main(folder: Path) -> None:
     module: Any = load(plan, model, seed=request["seed"])
     args, kwargs = widen(source.example_inputs(), dtype)
     before = buffers_of(module)
+    if request["memory"]:
+        peak = peak_of_step(module, plan, args, kwargs)
+        peaks: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(peaks, peak)
+        module.zero_grad(set_to_none=True)
+        restore(module, before)
+        module.seed(request["seed"])
     loss = module.step(*args, **kwargs)
     found: dict[str, Any] = {
         "loss": loss, "gradients": whole_gradients(module), "buffers": buffers_of(module), "outputs": [],
     }
+    if request["memory"]:
+        found["peak_bytes"] = peaks
     if returns_outputs(plan.program):
         restore(module, before)
         module.seed(request["seed"])
@@ -68,6 +83,23 @@ def main(folder: Path) -> None:
         part.rename(folder / "result.pt")
     dist.barrier()
     dist.destroy_process_group()
+
+
+def peak_of_step(module: Any, plan: Plan, args: Any, kwargs: Any) -> int:
+    """Peak of live bytes of one step on this rank: stored parameters and buffers, its part of the batch, and all that
+    the step makes."""
+    decisions, program = plan.decisions, plan.program
+    coords = decisions.mesh.coordinates(dist.get_rank())
+    pieces = sum(
+        math.prod(local_shape(program.dims[e.value], layout, decisions.mesh, coords))
+        * torch_dtype(program.types[e.value].dtype).itemsize
+        for e, layout in zip(program.inputs, decisions.inputs, strict=True) if e.kind == "input"
+    )
+    stored = [p.to_local() if isinstance(p, DTensor) else p for p in module.parameters()]
+    batch = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    with LiveBytes(counted=[*stored, *module.buffers()], known=batch) as live:
+        module.step(*args, **kwargs)
+    return live.peak + pieces
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:

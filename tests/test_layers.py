@@ -31,11 +31,12 @@ PRIVATE_TORCH = {
     # OpOverload, the type of every op in a graph, has no public name.
     "torch._ops": ("fxpar", "runtime"),
     "torch._subclasses": ("fxpar/capture",),
-    "torch.distributed.tensor.placement_types._StridedShard": ("runtime/surface.py",),
     "torch.ops._c10d_functional": ("runtime/collectives.py",),
     # A minor run of a compound dim has no public placement.
     "torch.distributed.tensor.placement_types._StridedShard": ("runtime/surface.py",),
     "torch.distributed._functional_collectives": ("runtime/collectives.py",),
+    # The only way to see every op of a running step, and so every tensor that it makes.
+    "torch.utils._python_dispatch.TorchDispatchMode": ("fxpar/live_bytes.py",),
     # The adapter of capture may use anything: each line of it is there to hide something private.
     "torch": ("fxpar/capture/adapter.py",),
 }
