@@ -60,7 +60,8 @@ def attention_backward(call: Call) -> Factors:
     grad, q, k, v, out, lse = (_operand(call, name) for name in ("grad", "q", "k", "v", "out", "lse"))
     mask = call.operand("mask")
     shared, rep = head_parts(call, q, k)
-    has_dmask = mask is not None and len(call.outputs) > 3 and call.outputs[3] is not None
+    # without a wanted gradient of the mask the fourth output is an empty placeholder
+    has_dmask = bool(call.arg("mask_needs_grad")) and len(call.outputs) > 3 and call.outputs[3] is not None
     groups: tuple[Group, ...] = ()
 
     def mask_parts(dim: int, region: Region) -> tuple[dict[int, Region], dict[int, Region], dict[int, str]]:
