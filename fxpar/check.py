@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from fxpar.compile import capture_program, module_sources
+from fxpar.compile import capture_program
 from fxpar.cost.cluster import parse_cluster, preset_names
 from fxpar.formulate import formulate
 from fxpar.model_source import ModelSource
@@ -28,7 +28,7 @@ from fxpar.progress import Progress, silent
 from fxpar.rules.choices import choice_by_names, site_of
 from fxpar.rules.fingerprint import rules_digest
 from fxpar.runtime.model import check_ops, check_surface
-from fxpar.runtime.parameters import differences
+from fxpar.runtime.parameters import differences, module_sources
 from fxpar.runtime.rewrite.legality import collective_signature
 from fxpar.runtime.rewrite.passes import rewrite
 from fxpar.runtime.virtual import rewrite_all

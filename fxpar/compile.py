@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -29,6 +27,7 @@ from fxpar.progress import Progress, silent
 from fxpar.recompute import LEVELS
 from fxpar.restrict import check_axis_names
 from fxpar.rules.fingerprint import rules_digest
+from fxpar.runtime.parameters import module_sources
 from fxpar.search import Request, natural_meshes, random_decisions, run_search
 from fxpar.simulate import simulate
 from fxpar.version import VERSION
@@ -181,18 +180,3 @@ def fingerprint(program: Program, model: nn.Module) -> Fingerprint:
     return Fingerprint(
         program_digest(program), rules_digest(), torch.__version__.partition("+")[0], VERSION, module_sources(model)
     )
-
-
-def module_sources(model: nn.Module) -> tuple[tuple[str, str], ...]:
-    """(class, sha256 of its source) of every module class of the model; torch's own classes by name only."""
-    classes = sorted({type(m) for m in model.modules()}, key=lambda c: (c.__module__, c.__qualname__))
-    result = []
-    for c in classes:
-        if c.__module__.split(".")[0] == "torch":
-            continue
-        try:
-            text = inspect.getsource(c)
-        except (OSError, TypeError):
-            continue  # made in a shell or by exec: nothing to compare later
-        result.append((f"{c.__module__}.{c.__qualname__}", hashlib.sha256(text.encode()).hexdigest()))
-    return tuple(result)

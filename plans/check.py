@@ -101,9 +101,9 @@ def program_problems(program: Program) -> Iterator[str]:
                 yield f"{node.op} at {node.module or '(model)'} defines value {value} again or out of range"
                 return
             defined.add(value)
-    for item in program.outputs:
-        if item.value not in defined:
-            yield f"output {item.kind} {item.name} is value {item.value}, which nothing defines"
+    for output in program.outputs:
+        if output.value not in defined:
+            yield f"output {output.kind} {output.name} is value {output.value}, which nothing defines"
     if sum(o.kind == "loss" for o in program.outputs) != 1:
         yield "the program has no single loss"
     yield from _output_problems(program)

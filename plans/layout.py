@@ -141,14 +141,14 @@ def largest_shape(dims: Dims, layout: Layout, mesh: Mesh) -> tuple[int, ...]:
 @lru_cache(maxsize=1_000_000)
 def largest_size(dims: Dims, layout: Layout, mesh: Mesh) -> int:
     """Elements of the largest local tensor."""
-    parts: dict[tuple[int, int], list[int]] = {}
+    parts: dict[Shard, list[int]] = {}
     size = math.prod(a for atoms in dims for a in atoms)
     for placement, ranks in zip(layout, mesh.sizes, strict=True):
         if isinstance(placement, Shard):
-            parts.setdefault((placement.dim, placement.first), [placement.length]).append(ranks)
-    for (dim, first), (length, *ranks) in parts.items():
-        run = local = math.prod(dims[dim][first : first + length])
-        for n in ranks:
+            parts.setdefault(placement, []).append(ranks)
+    for shard, cuts in parts.items():
+        run = local = math.prod(dims[shard.dim][shard.first : shard.first + shard.length])
+        for n in cuts:
             local = -(-local // n)
         size = size // run * local if run else 0
     return size

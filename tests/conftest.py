@@ -1,5 +1,6 @@
 """Settings that every test shares: quiet threads, hypothesis profiles, and where test models live."""
 
+import logging
 import os
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# dynamo logs thousands of structured records a trace; pytest would render and keep each of them
+logging.getLogger("torch.__trace").propagate = False
 
 # The machine may be busy with other runs, so a deadline per example would only measure the neighbours.
 hypothesis.settings.register_profile("default", deadline=None, max_examples=50)

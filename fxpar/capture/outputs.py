@@ -42,7 +42,7 @@ def without_opaque(output: Any) -> Any:
 
 
 class ModelWithLoss(nn.Module):
-    """``forward`` returns (loss,) or (loss, output of the model)."""
+    """``forward`` returns (loss,), ({"loss": loss},) or (loss, output of the model)."""
 
     def __init__(self, model: nn.Module, loss: LossFunction | None, keep_output: bool) -> None:
         super().__init__()
@@ -56,7 +56,10 @@ class ModelWithLoss(nn.Module):
             value = self.loss(output, (args, kwargs))
         else:
             value = loss_of(output)
-        return (value, without_opaque(output)) if self.keep_output else (value,)
+        if self.keep_output:
+            return value, without_opaque(output)
+        # so that the loaded model's output has a loss wherever the user's has one
+        return (value,) if isinstance(output, Tensor) else ({"loss": value},)
 
 
 def structure_of(spec: pytree.TreeSpec, leaves: list[Arg]) -> Arg:
@@ -113,7 +116,10 @@ def name_outputs(
             results.append(scalar_loss(graph, loss))
             names.append("loss")
             positions[loss] = 0
-        structure: Arg = ("value", 0) if with_loss else None
+        structure: Arg = None
+        if with_loss:
+            alone = keep_output or out_spec.children()[0].is_leaf()
+            structure = ("value", 0) if alone else ("object", "fxpar.Output", ("loss",), ("value", 0))
         if keep_output:
             spec = out_spec.children()[1]
             described: list[Arg] = []

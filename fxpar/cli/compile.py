@@ -46,7 +46,10 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     group.add_argument("--microbatches", type=option.positive, metavar="M", help="parts of the batch in time (1)")
     group.add_argument("--zero", type=int, choices=range(4), help="how much parameters and states are sharded")
-    group.add_argument("--recompute", choices=("auto", "on", "off"), help="run forward ops again in backward instead of storing their results: as memory asks (auto), on, off")
+    group.add_argument(
+        "--recompute", choices=("auto", "on", "off"),
+        help="run forward ops again in backward instead of storing results: as memory asks (auto), on, off",
+    )
     group.add_argument(
         "--hint",
         type=option.hint,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from functools import lru_cache
+from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 
 
-@lru_cache(maxsize=None)
+@cache
 def rules_digest() -> str:
     """sha256 over the sources of this package (rules, engine and fxpar's own ops), file by file in name order."""
     digest = hashlib.sha256()
