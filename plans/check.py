@@ -101,6 +101,7 @@ def program_problems(program: Program) -> Iterator[str]:
                 yield f"{node.op} at {node.module or '(model)'} defines value {value} again or out of range"
                 return
             defined.add(value)
+        defined.discard(-1)
     for output in program.outputs:
         if output.value not in defined:
             yield f"output {output.kind} {output.name} is value {output.value}, which nothing defines"
@@ -153,11 +154,11 @@ def _output_problems(program: Program) -> Iterator[str]:
     stored: dict[tuple[str, str], Input] = {(i.kind, i.name): i for i in program.inputs}
     for output in program.outputs:
         if output.kind in ("gradient", "buffer"):
-            item = stored.get(("parameter" if output.kind == "gradient" else "buffer", output.name))
-            if item is None:
+            entry = stored.get(("parameter" if output.kind == "gradient" else "buffer", output.name))
+            if entry is None:
                 yield f"the {output.kind} of {output.name} belongs to nothing"
             elif 0 <= output.value < len(program.types):
-                have, want = (_described(program, v) for v in (output.value, item.value))
+                have, want = (_described(program, v) for v in (output.value, entry.value))
                 if have != want:
                     yield f"the {output.kind} of {output.name} is {have}, not {want}"
 

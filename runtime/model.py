@@ -27,6 +27,7 @@ from fxpar.runtime.binding import bind, structured
 from fxpar.runtime.execute import build
 from fxpar.runtime.groups import MeshGroups, connect
 from fxpar.runtime.interpret import operator_of
+from fxpar.runtime.local import LocalProgram
 from fxpar.runtime.parameters import differences, same_everywhere, shard, stored_tensors
 from fxpar.runtime.rewrite.legality import collective_signature
 from fxpar.runtime.rewrite.passes import rewrite
@@ -63,7 +64,7 @@ def load(plan: Plan | bytes | str | Path, model: M, *, group: dist.ProcessGroup 
         check_ops(decoded.program)
         check_surface(decoded.program, decoded.decisions)
         check_model(decoded, model)
-        local = rewrite(decoded.program, decoded.decisions, groups.coords)
+        local = rewritten(decoded, groups)
         mark = hashlib.sha256(encode(decoded)).hexdigest() + collective_signature(local)
     except FxparError as error:
         problem = error
@@ -74,6 +75,22 @@ def load(plan: Plan | bytes | str | Path, model: M, *, group: dist.ProcessGroup 
         decoded.program, decoded.decisions.inputs, build(decoded.program, local, groups), groups, parameters
     )
     return cast(M, _become_parallel(model, _State(decoded.program, decoded.decisions, groups, runner, seed)))
+
+
+def rewritten(plan: Plan, groups: MeshGroups) -> LocalProgram:
+    """This rank's local program.
+
+    Raises:
+        PlanFileError: a node's arguments, or a decision, are not what its op takes.
+    """
+    try:
+        return rewrite(plan.program, plan.decisions, groups.coords)
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        # rules trust the types of arguments: the compiler made them, a damaged or hostile file may not have
+        raise PlanFileError(
+            "the plan's program does not fit the rules of its ops", numbers=f"{type(error).__name__}: {error}",
+            way_out="compile the plan again with `fxpar compile`",
+        ) from error
 
 
 def agree(mark: str, problem: FxparError | None, groups: MeshGroups) -> None:
@@ -117,6 +134,15 @@ def check_ops(program: Program) -> None:
             raise PlanFileError(
                 f"the plan uses the op {op}, which has no rule here",
                 way_out="register its rule (fxpar.rule) before loading, or compile again",
+            )
+    for node in program.nodes:
+        schema = operator_of(node.op)._schema
+        several = len(schema.returns) != 1 or str(schema.returns[0].type).startswith("List")
+        if len(node.args) != len(schema.arguments) or not node.outputs or (len(node.outputs) > 1 and not several):
+            raise PlanFileError(
+                f"the plan calls {node.op} with {len(node.args)} arguments for {len(node.outputs)} results",
+                where=node.module, numbers=f"its schema is {schema}",
+                way_out="load it with the torch it was compiled with, or compile again",
             )
 
 

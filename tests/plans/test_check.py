@@ -97,6 +97,13 @@ def test_values_are_defined_once_and_before_they_are_read():
     refused(with_item("outputs", 0, replace(program.outputs[0], value=10**9)), "nothing defines")
 
 
+def test_a_result_that_is_not_made_cannot_be_read():
+    first, second, *rest = mlp_plan("2").program.nodes
+    absent = replace(first, outputs=(*first.outputs, -1))
+    assert list(plan_problems(with_program(nodes=(absent, second, *rest)))) == []
+    refused(with_program(nodes=(absent, replace(second, args=(Ref(-1),)), *rest)), "before it is defined")
+
+
 def test_shapes():
     program = mlp_plan("2").program
     refused(with_item("types", 0, TensorType((-4,), "float32")), "has shape")
