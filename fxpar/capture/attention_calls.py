@@ -59,7 +59,7 @@ def attention_call(
             attn_mask = attn_mask.reshape(*[1] * (4 - attn_mask.dim()), *attn_mask.shape)
     geometry = whole_geometry((batch, heads, query.shape[2], key.shape[2]))
     out, _ = torch.ops.fxpar.attention(
-        query, key, value, attn_mask, None, float(dropout_p), is_causal, scale, enable_gqa, 0, geometry
+        query, key, value, attn_mask, None, float(dropout_p), is_causal, scale, enable_gqa, 0, geometry, ()
     )
     if len(lead) == 2:
         return out

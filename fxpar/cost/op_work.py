@@ -145,11 +145,15 @@ def _conv_flops(image: TensorShape, weight: TensorShape, out: TensorShape, args:
 
 
 def _attention_flops(op: str, inputs: Sequence[TensorShape | None], first: int, args: Mapping[str, object]) -> int:
-    """Two products, q k^T over e and p v over v: 2 * b * h * q * k * (e + v), half of it under a causal mask."""
+    """Two products, q k^T over e and p v over v: 2 * b * h * q * k * (e + v), under a causal mask without the pairs
+    of rows and later keys: half of a square; of a part of the rows (a split sequence) the last, which have most."""
     query = _required(op, inputs, first, "query")[0]
     key = _required(op, inputs, first + 1, "key")[0]
     value = _required(op, inputs, first + 2, "value")[0]
     if len(query) < 2 or len(key) < 2 or len(value) < 2:
         raise FxparError(f"{op} needs query, key and value of [..., length, size]", numbers=f"query: {query}")
-    flops = 2 * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
-    return flops // 2 if args.get("is_causal") else flops
+    rows, keys = query[-2], key[-2]
+    pairs = 2 * rows * keys
+    if args.get("is_causal"):
+        pairs -= rows * min(rows, keys)
+    return math.prod(query[:-2]) * pairs * (query[-1] + value[-1])

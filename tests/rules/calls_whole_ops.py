@@ -82,7 +82,7 @@ def attention_call(draw: Draw) -> dict:
     return dict(
         q=draw.real(b, h, q, e), k=draw.real(b, shared, k, e), v=draw.real(b, shared, k, f), mask=mask,
         seed=torch.tensor(draw.size(0, 99)) if p else None, dropout_p=p, is_causal=mask is None and draw.chance(),
-        scale=draw.pick(None, 0.5), enable_gqa=rep > 1, op_id=5, geometry=whole(b, h, q, k),
+        scale=draw.pick(None, 0.5), enable_gqa=rep > 1, op_id=5, geometry=whole(b, h, q, k), rows=(),
     )  # fmt: skip
 
 

@@ -52,7 +52,8 @@ def test_forward_and_backward(data):
     shape = (b, g * r, rows, columns)
     seed = torch.tensor(3)
     keep = keep_mask(seed, 5, p, whole_geometry(shape), shape, q.device) / (1 - p) if p else None
-    out, _ = torch.ops.fxpar.attention(q, k, v, mask, seed, p, kind == "causal", scale, r > 1, 5, whole_geometry(shape))
+    places = (whole_geometry(shape), ())
+    out, _ = torch.ops.fxpar.attention(q, k, v, mask, seed, p, kind == "causal", scale, r > 1, 5, *places)
     want = reference(q, k, v, mask, kind == "causal", scale, keep)
     torch.testing.assert_close(out, want)
     leaves = [q, k, v] + ([mask] if kind == "learned" else [])
@@ -68,7 +69,7 @@ def test_forward_and_backward(data):
 def test_fused_and_explicit_paths_agree(dtype, is_causal, monkeypatch):
     torch.manual_seed(0)
     q, k, v, grad = (torch.randn(2, 4, 17, 8, dtype=dtype) for _ in range(4))
-    options = (None, None, 0.0, is_causal, None, False, 0, whole_geometry((2, 4, 17, 17)))
+    options = (None, None, 0.0, is_causal, None, False, 0, whole_geometry((2, 4, 17, 17)), ())
 
     def run():
         out, lse = torch.ops.fxpar.attention(q, k, v, *options)
@@ -88,7 +89,8 @@ def test_equals_torch_with_masked_rows():
     q, k, v = (torch.randn(2, 2, 5, 4, requires_grad=True) for _ in range(3))
     mask = torch.rand(2, 1, 5, 5) < 0.5
     mask[0, 0, 2] = False
-    out, _ = torch.ops.fxpar.attention(q, k, v, mask, None, 0.0, False, None, False, 0, whole_geometry((2, 2, 5, 5)))
+    places = (whole_geometry((2, 2, 5, 5)), ())
+    out, _ = torch.ops.fxpar.attention(q, k, v, mask, None, 0.0, False, None, False, 0, *places)
     want = F.scaled_dot_product_attention(q, k, v, mask)
     torch.testing.assert_close(out, want)
     got = torch.autograd.grad(out.square().sum(), [q, k, v])

@@ -4,8 +4,10 @@
     mask [b|1, h|1, q|1, k|1], bool (True: attend) or added to the scores
     out [b, h, q, f]    lse [b, h, q] = log sum exp of the masked, scaled scores (-inf where every key is masked)
 
-Rows whose keys are all masked give 0, with gradient 0, as torch's own kernels do. Dropout is stateless over the
-global (b, h, q, k) index. Formulas: the backward of Dao et al., FlashAttention (2022), section B.4.
+``rows`` says which rows of a causal mask ``q`` holds when the sequence is split: (size, start, length) triples as in
+``geometry``; empty: all of them, from the first. Rows whose keys are all masked give 0, with gradient 0, as torch's own
+kernels do. Dropout is stateless over the global (b, h, q, k) index. Formulas: the backward of Dao et al.,
+FlashAttention (2022), section B.4.
 """
 
 from __future__ import annotations
@@ -18,16 +20,16 @@ import torch
 from torch import Tensor
 
 from fxpar.rules.ops.random import LIBRARY
-from fxpar.rules.ops.stateless import keep_mask
+from fxpar.rules.ops.stateless import keep_mask, linear_index
 
 LIBRARY.define(
     "attention(Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? seed, float dropout_p, bool is_causal, "
-    "float? scale, bool enable_gqa, int op_id, int[] geometry) -> (Tensor, Tensor)"
+    "float? scale, bool enable_gqa, int op_id, int[] geometry, int[] rows) -> (Tensor, Tensor)"
 )
 LIBRARY.define(
     "attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor out, Tensor lse, Tensor? seed, "
-    "float dropout_p, bool is_causal, float? scale, bool enable_gqa, int op_id, int[] geometry, bool mask_needs_grad) "
-    "-> (Tensor, Tensor, Tensor, Tensor)"
+    "float dropout_p, bool is_causal, float? scale, bool enable_gqa, int op_id, int[] geometry, int[] rows, "
+    "bool mask_needs_grad) -> (Tensor, Tensor, Tensor, Tensor)"
 )
 
 
@@ -57,6 +59,18 @@ def masked_scores(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, sc
         allowed = torch.ones(rows, columns, dtype=torch.bool, device=q.device).tril()
         scores = scores.masked_fill(~allowed, -math.inf)
     return scores
+
+
+def placed_mask(
+    q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, rows: Sequence[int]
+) -> tuple[Tensor | None, bool]:
+    """(mask, is_causal) with a causal mask over part of the rows written out."""
+    if not (is_causal and rows):
+        return mask, is_causal
+    allowed = torch.arange(k.shape[2], device=q.device) <= linear_index(rows, q.device)[:, None]
+    if mask is None:
+        return allowed[None, None], False
+    return (mask & allowed if mask.dtype == torch.bool else mask.masked_fill(~allowed, -math.inf)), False
 
 
 def kept(scores: Tensor, seed: Tensor | None, dropout_p: float, op_id: int, geometry: Sequence[int]) -> Tensor | None:
@@ -105,9 +119,11 @@ def attention(
     enable_gqa: bool,
     op_id: int,
     geometry: Sequence[int],
+    rows: Sequence[int],
 ) -> tuple[Tensor, Tensor]:
     """(out, lse); see the module's docstring."""
     factor = scale_of(q, scale)
+    mask, is_causal = placed_mask(q, k, mask, is_causal, rows)
     if fused_applies(q, k, v, dropout_p):
         fq, fk, fv, fmask = fused_operands(q, k, v, mask)
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
@@ -147,10 +163,13 @@ def attention_backward(
     enable_gqa: bool,
     op_id: int,
     geometry: Sequence[int],
+    rows: Sequence[int],
     mask_needs_grad: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of (q, k, v, mask) from that of ``out``; the last is empty unless ``mask_needs_grad``."""
     factor = scale_of(q, scale)
+    given = mask
+    mask, is_causal = placed_mask(q, k, mask, is_causal, rows)
     if fused_applies(q, k, v, dropout_p) and not mask_needs_grad:
         fq, fk, fv, fmask = fused_operands(q, k, v, mask)
         # a row whose keys are all masked has lse = -inf; the kernel would form -inf - -inf there
@@ -175,7 +194,7 @@ def attention_backward(
     groups = grouped(dscores, k)
     dq = (groups @ k.to(dtype).unsqueeze(2)).flatten(1, 2) * factor
     dk = (groups.transpose(-1, -2) @ grouped(q, k).to(dtype)).sum(2) * factor
-    dmask = sum_to(dscores, mask.shape).to(mask.dtype) if mask_needs_grad and mask is not None else q.new_empty(0)
+    dmask = sum_to(dscores, given.shape).to(given.dtype) if mask_needs_grad and given is not None else q.new_empty(0)
     return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dmask
 
 
@@ -202,7 +221,7 @@ def _gradient(ctx: Any, grad: Tensor, grad_lse: Tensor | None) -> tuple:
     dq, dk, dv, dmask = torch.ops.fxpar.attention_backward(
         grad, q, k, v, mask, out, lse, seed, *ctx.options, wants_mask
     )
-    return dq, dk, dv, dmask if wants_mask else None, *(None,) * 7
+    return dq, dk, dv, dmask if wants_mask else None, *(None,) * 8
 
 
 for _key in ("CPU", "CUDA"):

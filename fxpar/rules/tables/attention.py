@@ -1,8 +1,9 @@
 """Attention kept as one op: ``q [b,h,q,e], k [b,g,k,e], v [b,g,k,v], mask [b|1,h|1,q,k] -> [b,h,q,v], lse [b,h,q]``.
 
 Batch and heads are loops. With grouped heads ``h = (g rep)``: ``g`` is a loop of all, ``rep`` one of the queries alone
-(splitting it makes the gradients of k and v pending sums). ``v`` is a loop of the values and the output. ``q``, ``k``
-and ``e`` stay whole: keys meet in the softmax, ``e`` is contracted before it, causal masks count positions of ``q``.
+(splitting it makes the gradients of k and v pending sums). The rows of ``q`` are a loop over whole keys and values
+(splitting it makes the gradients of k and v pending sums, too); a causal mask is told which rows it has. ``v`` is a
+loop of the values and the output. ``k`` and ``e`` stay whole: keys meet in the softmax, ``e`` is contracted before it.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ def attention(call: Call) -> Factors:
         call, shared, {q: outer, k: 1, v: 1, **_mask(call, mask, 1, outer)}, {0: outer, 1: outer}, nonempty=True
     )
     groups += loop(call, rep, {q: inner, **_mask(call, mask, 1, inner)}, {0: inner, 1: inner}, nonempty=True)
+    groups += loop(call, call.shape(q)[2], {q: 2, **_mask(call, mask, 2, 2)}, {0: 2, 1: 2})
     # the lse does not read v: it is the same on every rank
     groups += loop(call, call.shape(v)[3], {v: 3}, {0: 3})
     return Factors(groups, passes(call, "2>0"))
@@ -88,14 +90,23 @@ def attention_backward(call: Call) -> Factors:
         call, rep, {**dict.fromkeys((grad, q, out, lse), inner), **m_in}, {0: inner, **m_out},
         contract={1: "sum", 2: "sum", **m_sum}, nonempty=True,
     )  # fmt: skip
+    m_in, m_out, m_sum = mask_parts(2, 2)
+    groups += loop(
+        call, call.shape(q)[2], {**dict.fromkeys((grad, q, out, lse), 2), **m_in}, {0: 2, **m_out},
+        contract={1: "sum", 2: "sum", **m_sum},
+    )  # fmt: skip
     return Factors(groups, passes(call, "0"))
 
 
 def local_attention(call: Call, block: Block) -> tuple[str, tuple[Arg, ...]]:
-    """Dropout draws by the place in the global [b, h, q, k] scores."""
+    """Dropout draws by the place in the global [b, h, q, k] scores; a causal mask counts global rows."""
     q, k = _operand(call, "q"), _operand(call, "k")
-    rows = (*block.inputs[q][:3], block.inputs[k][2])
-    return call.op, call.with_args(geometry=geometry(rows)) if call.arg("dropout_p") else call.args
+    changes: dict[str, Arg] = {}
+    if call.arg("dropout_p"):
+        changes["geometry"] = geometry((*block.inputs[q][:3], block.inputs[k][2]))
+    if call.arg("is_causal") and any(d.length != d.size for d in block.inputs[q][2]):
+        changes["rows"] = geometry((block.inputs[q][2],))
+    return call.op, call.with_args(**changes)
 
 
 rule("fxpar::attention", attention, localise=local_attention, random=True)
