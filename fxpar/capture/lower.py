@@ -133,6 +133,9 @@ class Lowering:
         if not any(isinstance(result, Tensor) for result in results):
             return
         args = self.arguments(node, op, where)
+        name = op_name(op)
+        if name in _READS_STRIDES:
+            name, args = by_position(name, args, node.all_input_nodes[0].meta.get("val"), where)
         used = [value for arg in args for value in refs(arg)]
         if not source_line:
             module, source_line = self.inherited(used)
@@ -147,7 +150,7 @@ class Lowering:
                     self.late.add(value)
         self.value_of[node] = outputs if several else outputs[0]
         self.nodes.append(
-            Node(op_name(op), args, tuple(outputs), "backward" if backward else "forward", module, source_line)
+            Node(name, args, tuple(outputs), "backward" if backward else "forward", module, source_line)
         )
 
     def inherited(self, used: Sequence[int]) -> tuple[str, str]:
@@ -163,6 +166,27 @@ class Lowering:
             constants=tuple(self.constants),
             **rest,
         )
+
+
+_READS_STRIDES = {
+    "aten.as_strided.default": "fxpar.as_strided.default",
+    "aten.as_strided_scatter.default": "fxpar.as_strided_scatter.default",
+}
+
+
+def by_position(name: str, args: tuple[Arg, ...], operand: Any, where: str) -> tuple[str, tuple[Arg, ...]]:
+    """An op that reads its operand's memory, as one that counts elements row-major: the same when it is contiguous.
+
+    Raises:
+        CaptureError: the operand is not contiguous.
+    """
+    if not (isinstance(operand, Tensor) and operand.is_contiguous() and operand.storage_offset() == 0):
+        raise CaptureError(
+            f"{name} reads the memory of a tensor that is not contiguous",
+            where=where,
+            way_out="call contiguous() on it first, or use reshape, unfold or indexing",
+        )
+    return _READS_STRIDES[name], (*args[:-1], args[-1] or 0)
 
 
 SHAPE_WAY_OUT = "use shapes that do not depend on values: masks instead of selection, padding instead of nonzero()"

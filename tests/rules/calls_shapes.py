@@ -21,18 +21,18 @@ def viewed(draw: Draw, op: str) -> Example:
     return example(op, draw.real(*old), new)
 
 
-@calls("as_strided")
+@calls("fxpar::as_strided")
 def strided(draw: Draw) -> Example:
     size, stride = draw.pick(
         ((4, 6), (6, 1)), ((4, 1, 6), (6, 99, 1)), ((24,), (1,)), ((2, 3), (6, 2)), ((6, 4), (1, 6))
     )
-    return example("as_strided", draw.real(4, 6), size, stride, draw.pick(None, 0))
+    return example("fxpar::as_strided", draw.real(4, 6), size, stride, 0)
 
 
-@calls("as_strided_scatter")
+@calls("fxpar::as_strided_scatter")
 def strided_scatter(draw: Draw) -> Example:
     size, stride = draw.pick(((4, 6), (6, 1)), ((4, 6, 1), (6, 1, 1)), ((2, 3), (6, 2)))
-    return example("as_strided_scatter", draw.real(*draw.pick((24,), (4, 6))), draw.real(*size), size, stride, 0)
+    return example("fxpar::as_strided_scatter", draw.real(*draw.pick((24,), (4, 6))), draw.real(*size), size, stride, 0)
 
 
 @calls("unsqueeze", "unsqueeze_copy")

@@ -8,6 +8,7 @@ from math import prod
 from fxpar.plans.program import Arg
 from fxpar.rules.factor_rule import Block, Call, Factors, Group, Slot
 from fxpar.rules.groups import dims_of, loop, passes
+from fxpar.rules.ops import strided  # noqa: F401  registers the ops
 from fxpar.rules.registry import rule
 
 
@@ -77,7 +78,7 @@ def _covers(call: Call, base: tuple[int, ...]) -> bool:
 
 
 def as_strided(call: Call) -> Factors:
-    """A view of all elements in order is a reshape (the operand of a captured program is contiguous); else whole."""
+    """All elements in order are a reshape; anything else is read whole."""
     return view(call) if _covers(call, call.shape(0)) else Factors((), passes(call, "0"))
 
 
@@ -101,8 +102,8 @@ def local_as_strided_scatter(call: Call, block: Block) -> tuple[str, tuple[Arg, 
     return "aten.reshape.default", (call.arg("src"), block.output_shape())
 
 
-rule("as_strided", as_strided, localise=local_as_strided)
-rule("as_strided_scatter", as_strided_scatter, localise=local_as_strided_scatter)
+rule("fxpar::as_strided", as_strided, localise=local_as_strided)
+rule("fxpar::as_strided_scatter", as_strided_scatter, localise=local_as_strided_scatter)
 
 
 def permuted(order: Callable[[Call], tuple[int, ...]]) -> Callable[[Call], Factors]:
