@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import torch
 from torch import nn
 
-from fxpar.compile import capture_program, compile_model
+from fxpar.compile import Captured, capture_program, compile_model
 from fxpar.cost.cluster import parse_cluster
 from fxpar.model_source import ModelSource
 from fxpar.plans.mesh import parse_mesh
@@ -75,23 +76,31 @@ def mlp_source(width: int = 16, hidden: int = 24, layers: int = 2, batch: int = 
 
 
 @cache
+def _captured(kind: str, precision: str, sizes: tuple[tuple[str, int], ...]) -> tuple[Captured, ModelSource]:
+    source = {"decoder": decoder_source, "mlp": mlp_source}[kind](**dict(sizes))
+    return capture_program(source, outputs=("loss",), precision=precision, progress=silent), source
+
+
 def decoder_program(precision: str = "fp32", **sizes: int) -> Program:
-    return capture_program(decoder_source(**sizes), outputs=("loss",), precision=precision, progress=silent)[0]
+    return _captured("decoder", precision, tuple(sizes.items()))[0][0]
 
 
-@cache
 def mlp_program(precision: str = "fp32", **sizes: int) -> Program:
-    return capture_program(mlp_source(**sizes), outputs=("loss",), precision=precision, progress=silent)[0]
+    return _captured("mlp", precision, tuple(sizes.items()))[0][0]
 
 
 @cache
-def mlp_plan(mesh: str = "2", **request: object) -> Plan:
-    return compile_model(mlp_source(), mesh=mesh, **request).plan
+def _plan(kind: str, precision: str, request: tuple[tuple[str, Any], ...]) -> Plan:
+    captured, source = _captured(kind, precision, ())
+    return compile_model(source, captured=captured, precision=precision, **dict(request)).plan
 
 
-@cache
-def decoder_plan(mesh: str = "2", **request: object) -> Plan:
-    return compile_model(decoder_source(), mesh=mesh, **request).plan
+def mlp_plan(mesh: str | None = "2", precision: str = "fp32", **request: Any) -> Plan:
+    return _plan("mlp", precision, (("mesh", mesh), *request.items()))
+
+
+def decoder_plan(mesh: str | None = "2", precision: str = "fp32", **request: Any) -> Plan:
+    return _plan("decoder", precision, (("mesh", mesh), *request.items()))
 
 
 @cache
