@@ -1,7 +1,7 @@
 """The numbers a plan must reproduce: one process, eager, on the whole batch.
 
-Judged in float64 the reference must not round in between, so every float32 that the model asks for by name
-(``.float()``, ``dtype=torch.float32``) is answered in float64, as the plan's retyped program does.
+Judged in float64 the reference must not round in between, so every narrower dtype that the model asks for by name
+(``.float()``, ``dtype=torch.bfloat16``) is answered in float64, as the plan's retyped program does.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from fxpar.capture.retype import ALL_DOUBLE
 from fxpar.model_source import ModelSource
 from fxpar.plans.program import Program
 from fxpar.runtime.interpret import run_global
@@ -24,7 +25,8 @@ from fxpar.step_values import StepResults, input_values, named_parameters, named
 DTYPES = {"f32": torch.float32, "f64": torch.float64}
 TRAIN_STEPS = 3
 CLIP_NORM = 1.0
-_WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
+_WIDER = {getattr(torch, old): getattr(torch, new) for old, new in ALL_DOUBLE.items()}
+_CASTS = (torch.Tensor.float, torch.Tensor.bfloat16, torch.Tensor.half)
 
 
 @dataclass(frozen=True)
@@ -37,11 +39,11 @@ class Training:
 
 
 class _Wider(TorchFunctionMode):
-    """float32 asked for by name becomes float64."""
+    """A narrower dtype asked for by name becomes float64."""
 
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is torch.Tensor.float:
+        if func in _CASTS:
             return args[0].double()
         if func is not torch.Tensor.type:
             args, kwargs = pytree.tree_map(
@@ -52,7 +54,7 @@ class _Wider(TorchFunctionMode):
 
 @contextmanager
 def computing_in(dtype: torch.dtype) -> Iterator[None]:
-    """Everything inside runs in ``dtype`` (float32 as it is; float64: nothing is rounded to float32)."""
+    """Everything inside runs as it is (``dtype`` float32), or in float64: nothing is rounded to less."""
     if dtype is not torch.float64:
         yield
         return
@@ -66,7 +68,7 @@ def computing_in(dtype: torch.dtype) -> Iterator[None]:
 
 
 def widen(tree: Any, dtype: torch.dtype) -> Any:
-    """Tensors of a pytree as detached copies; for float64 those in float32 (complex64) are made double."""
+    """Tensors of a pytree as detached copies; for float64 narrower ones are made double."""
     table = _WIDER if dtype is torch.float64 else {}
 
     def one(leaf: Any) -> Any:
@@ -78,7 +80,7 @@ def widen(tree: Any, dtype: torch.dtype) -> Any:
 
 
 def widen_module(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """The model with its float32 (complex64) parameters and buffers in ``dtype``; ties stay ties."""
+    """The model as it is (``dtype`` float32), or with all its floating parameters and buffers in float64; ties stay."""
     if dtype is torch.float64:
         narrow = [b for b in model.buffers() if b.dtype in _WIDER]
         wide = {id(buffer): widen(buffer, dtype) for buffer in narrow}

@@ -94,8 +94,8 @@ def output_tensors(program: Program, outputs: Sequence[torch.Tensor]) -> tuple[t
 
 
 def returns_outputs(program: Program) -> bool:
-    """True when the program returns more than the loss: it was captured with the whole output of the model."""
-    return program.structure != ("value", 0)
+    """True when the program returns more of the model's output than the loss."""
+    return any(o.kind == "output" for o in program.outputs)
 
 
 def output_positions(structure: Arg) -> Iterator[int]:

@@ -17,21 +17,25 @@ from typing import Any, Literal
 import msgspec
 import torch
 
-from fxpar.capture.retype import retype
+from fxpar.capture.retype import ALL_DOUBLE, retype
 from fxpar.comparison import Comparison, Row, compare_kind
 from fxpar.model_source import ModelSource
 from fxpar.plans.codec import encode
 from fxpar.plans.errors import FxparError, UnsupportedError
 from fxpar.plans.plan import Plan
+from fxpar.plans.program import Program
 from fxpar.progress import Progress, silent
 from fxpar.ranks import run_ranks
 from fxpar.reference import DTYPES, EagerStep, ProgramStep, Training, built, train_one_process, widen
+from fxpar.runtime.interpret import torch_dtype
 from fxpar.runtime.model import check_model, step_seed
 from fxpar.runtime.virtual import run_virtual
 from fxpar.step_values import StepResults, draws_random_numbers, input_values, named_results, returns_outputs
 
 TOLERANCES = {"f32": 1e-4, "f64": 1e-9}
 VIRTUAL_F64_TOLERANCE = 1e-10
+ROUNDINGS = 4
+"""Steps of a float type narrower than float32 that are allowed where a program computes in one."""
 SEED = 0
 """Where random streams start, in the reference and on ranks."""
 RANKS_SECONDS = 900.0
@@ -66,7 +70,7 @@ def verify_plan(
         plan: for this model.
         source: the model.
         ranks: ``"virtual"``: all ranks in lockstep in this process; ``"gloo"``: one process each.
-        dtype: floating-point type of both sides.
+        dtype: f64: all floating-point numbers of both sides are double; f32: they are as the model makes them.
         reference: a file with ``init_state``, ``loss``, ``grads``, ``buffers_after`` of a one-device run; None: the
             model is run here.
         memory: also compare the peak of live bytes (real ranks in f32 only).
@@ -95,6 +99,8 @@ def verify_plan(
     tolerance = VIRTUAL_F64_TOLERANCE if (ranks, dtype) == ("virtual", "f64") else TOLERANCES[dtype]
     if record is not None:
         tolerance = TOLERANCES["f32"]  # a record is as exact as the run that made it
+    if dtype == "f32" or record is not None:
+        tolerance = max(tolerance, coarsest(plan.program))
     if ranks == "virtual":
         with progress(f"running {plan.decisions.mesh.world_size} virtual ranks"):
             got, failures = run_virtual_ranks(typed, source, dtype, state)
@@ -104,8 +110,14 @@ def verify_plan(
 
 
 def in_double(plan: Plan) -> Plan:
-    """The plan with its program in float64."""
-    return msgspec.structs.replace(plan, program=retype(plan.program, {"float32": "float64"}))
+    """The plan with its program in float64, whatever it was in."""
+    return msgspec.structs.replace(plan, program=retype(plan.program, ALL_DOUBLE))
+
+
+def coarsest(program: Program) -> float:
+    """What rounding may do to results: ``ROUNDINGS`` steps of the narrowest float type in the program."""
+    dtypes = {torch_dtype(kind.dtype) for kind in program.types}
+    return ROUNDINGS * max((torch.finfo(d).eps for d in dtypes if d.is_floating_point), default=0.0)
 
 
 def reference_of(

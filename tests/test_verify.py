@@ -136,6 +136,40 @@ def test_an_unreadable_record_is_refused(plan, source, folder):
         verify_plan(plan, source, reference=str(path))
 
 
+BF16 = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(16, 32).to(torch.bfloat16)
+        self.down = nn.Linear(32, 16, bias=False).to(torch.bfloat16)
+
+    def forward(self, x):
+        h = torch.tanh(self.up(x.to(torch.bfloat16)))
+        return self.down(h).float().square().mean()
+
+
+def build():
+    return Net()
+
+
+def example_inputs():
+    return (torch.randn(8, 16, generator=torch.Generator().manual_seed(1)),), {}
+"""
+
+
+def test_a_model_in_bfloat16_is_exact_in_double_and_rounded_as_it_is(model_file):
+    source = load_model_source(model_file(BF16))
+    plan = compile_model(source, mesh="tp=2").plan
+    exact = verify_plan(plan, source)
+    assert exact.ok and exact.rows[1].tolerance == 1e-10, exact.text()
+    rounded = verify_plan(plan, source, dtype="f32")
+    assert rounded.ok and rounded.rows[1].tolerance == 4 * 2**-7, rounded.text()
+
+
 def test_memory_is_compared_where_it_means_something(plan, source):
     with pytest.raises(UnsupportedError, match="live bytes"):
         verify_plan(plan, source, memory=True)
@@ -146,6 +180,7 @@ def test_real_ranks_step_and_train_as_one_device(source):
     report = verify_plan(plan, source, ranks="gloo")
     assert report.ok, report.text()
     assert {row.kind for row in report.rows} >= {"gradient", "output", "train loss", "train norm", "trained"}
+    assert not report.failures and report.as_dict()["ok"]
 
 
 def test_one_failing_rank_is_reported_and_nothing_hangs(folder):

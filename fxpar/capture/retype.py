@@ -10,7 +10,9 @@ import msgspec
 from fxpar.plans.program import Arg, Constant, Dtype, Program, TensorType
 
 DOUBLE = {"float32": "float64", "complex64": "complex128"}
-_CODES = {"float32": ("f", 1), "float64": ("d", 1), "complex64": ("f", 2), "complex128": ("d", 2)}
+ALL_DOUBLE = {**DOUBLE, "bfloat16": "float64", "float16": "float64"}
+"""Nothing is rounded to less than double."""
+_CODES = {"float16": "e", "float32": "f", "float64": "d", "complex64": "f", "complex128": "d"}
 
 
 def retype(program: Program, dtypes: Mapping[str, str]) -> Program:
@@ -19,7 +21,8 @@ def retype(program: Program, dtypes: Mapping[str, str]) -> Program:
     ``{"float32": "float64"}`` also turns complex64 into complex128.
 
     Raises:
-        ValueError: a constant of a replaced dtype cannot be converted (only float32/64, complex64/128 can).
+        ValueError: a constant of a replaced dtype cannot be converted (only real to real and complex to complex,
+            and not to bfloat16).
     """
     table = dict(dtypes)
     if table.get("float32") == "float64":
@@ -47,8 +50,12 @@ def converted(constant: Constant, dtype: str) -> bytes:
     """The constant's bytes in another floating dtype."""
     if constant.type.dtype == dtype:
         return constant.data
-    if constant.type.dtype not in _CODES or dtype not in _CODES:
-        raise ValueError(f"cannot convert a constant from {constant.type.dtype} to {dtype}")
-    old, new = _CODES[constant.type.dtype][0], _CODES[dtype][0]
-    count = len(constant.data) // struct.calcsize(f"<{old}")
-    return struct.pack(f"<{count}{new}", *struct.unpack(f"<{count}{old}", constant.data))
+    old, data = constant.type.dtype, constant.data
+    if old == "bfloat16" and dtype in _CODES:
+        # the upper half of a little-endian float32
+        old, data = "float32", b"".join(b"\0\0" + data[i : i + 2] for i in range(0, len(data), 2))
+    if old not in _CODES or dtype not in _CODES or old.startswith("complex") != dtype.startswith("complex"):
+        raise ValueError(f"cannot convert a constant from {old} to {dtype}")
+    code, new = _CODES[old], _CODES[dtype]
+    count = len(data) // struct.calcsize(f"<{code}")
+    return struct.pack(f"<{count}{new}", *struct.unpack(f"<{count}{code}", data))

@@ -28,7 +28,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "--virtual", action="store_const", const="virtual", dest="ranks", help="all ranks in this process (default)"
     )
     how.add_argument("--ranks", choices=("virtual", "gloo"), help="gloo: one process per rank on this machine")
-    group.add_argument("--dtype", choices=("f64", "f32"), default="f64", help="floating-point type to run in (f64)")
+    group.add_argument(
+        "--dtype", choices=("f64", "f32"), default="f64", help="f64: everything in double (default); f32: as it is"
+    )
     group.add_argument(
         "--reference", metavar="REF.pt", help="compare with this record of a one-device run, from its weights"
     )

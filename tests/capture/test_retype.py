@@ -3,8 +3,9 @@
 import struct
 
 import pytest
+import torch
 
-from fxpar.capture.retype import DOUBLE, retype
+from fxpar.capture.retype import ALL_DOUBLE, DOUBLE, retype
 from fxpar.plans.program import Constant, Dtype, Node, Program, Ref, TensorType
 
 
@@ -22,6 +23,15 @@ def test_types_arguments_and_constants():
     assert retype(done, {new: old for old, new in DOUBLE.items()}) == program(constant)
 
 
-def test_constants_of_other_dtypes_cannot_be_converted():
-    with pytest.raises(ValueError, match="bfloat16"):
-        retype(program(Constant(TensorType((1,), "bfloat16"), b"\0\0")), {"bfloat16": "float32"})
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_narrow_constants_widen(dtype):
+    values = torch.tensor([0.5, -3.0, 1e-3, 65504.0], dtype=getattr(torch, dtype))
+    constant = Constant(TensorType((4,), dtype), values.view(torch.uint8).numpy().tobytes())
+    done = retype(program(constant), ALL_DOUBLE).constants[0]
+    assert done.type.dtype == "float64" and done.data == values.double().numpy().tobytes()
+
+
+@pytest.mark.parametrize(("old", "new"), [("float32", "bfloat16"), ("float32", "complex64"), ("int64", "float32")])
+def test_other_conversions_are_refused(old, new):
+    with pytest.raises(ValueError, match=new):
+        retype(program(Constant(TensorType((1,), old), b"\0" * 8)), {old: new})
