@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from fxpar.rule_examples.draw import GENERATORS, Draw
 from fxpar.rules.registry import full_name, rule_for
 from fxpar.rules.soundness import call_of_example, check_call, run_op
-from tests.rules.draw import GENERATORS, Draw
 from tests.rules.mutants import LABELS, changed, differs, in_force
 from tests.rules.test_soundness import MESHES
 

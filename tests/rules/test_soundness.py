@@ -7,12 +7,12 @@ import zlib
 import pytest
 import torch
 
+from fxpar import rule_examples  # noqa: F401  declares the generators
 from fxpar.plans.mesh import parse_mesh
+from fxpar.rule_examples.draw import GENERATORS, Draw
+from fxpar.rule_examples.elementwise import short_name
 from fxpar.rules.registry import all_rules
 from fxpar.rules.soundness import check_call
-from tests.rules import calls  # noqa: F401  declares the generators
-from tests.rules.calls_elementwise import short_name
-from tests.rules.draw import GENERATORS, Draw
 
 torch.set_num_threads(1)
 MESHES = tuple(parse_mesh(text) for text in ("2", "3", "2x2"))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from fxpar.rule_examples.draw import Draw, calls
 from fxpar.rules.soundness import Example, example
-from tests.rules.draw import Draw, calls
 
 
 @calls("view", "_unsafe_view", "reshape", "_reshape_alias", "view_copy")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -64,7 +65,7 @@ class Draw:
     def chance(self, probability: float = 0.5) -> bool:
         return self.random.random() < probability
 
-    def pick(self, *options):
+    def pick(self, *options: Any) -> Any:
         return self.random.choice(options)
 
 

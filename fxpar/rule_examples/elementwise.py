@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
+from fxpar.rule_examples.draw import GENERATORS, Draw, calls
 from fxpar.rules.factor_rule import torch_op
 from fxpar.rules.registry import all_rules, full_name
 from fxpar.rules.soundness import Example, example
-from tests.rules.draw import GENERATORS, Draw, calls
 
 INTEGERS = ("bitwise", "__and", "__or", "__xor", "__lshift", "__rshift", "gcd", "lcm")
 SAME_SHAPE = ("_backward", "log_sigmoid_forward")
@@ -28,7 +30,7 @@ def short_name(op: str) -> str:
 
 def from_schema(draw: Draw, op: str) -> Example:
     shape = draw.shape()
-    values = []
+    values: list[Any] = []
     first = True
     for argument in torch_op_of(op)._schema.arguments:
         kind = str(argument.type)
@@ -65,7 +67,7 @@ def from_schema(draw: Draw, op: str) -> Example:
     return example(op, *values, **more)
 
 
-def torch_op_of(op: str):
+def torch_op_of(op: str) -> torch._ops.OpOverload:
     return torch_op(full_name(op))
 
 

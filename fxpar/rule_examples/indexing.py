@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
+from fxpar.rule_examples.draw import Draw, calls
 from fxpar.rules.soundness import Example, example
-from tests.rules.draw import Draw, calls
 
 
 @calls("gather")
@@ -53,6 +55,7 @@ def indexed(draw: Draw, op: str) -> Example:
 
 @calls("index_put", "_unsafe_index_put", "_index_put_impl")
 def put(draw: Draw, op: str) -> Example:
+    indices: list[Tensor | None]
     x = draw.real(5, 4, 3)
     adds = draw.chance(0.7)
     kind = draw.pick("row", "columns", "apart", "pair")

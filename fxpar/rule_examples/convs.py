@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from fxpar.rule_examples.draw import Draw, calls
 from fxpar.rules.soundness import Example, example
-from tests.rules.draw import Draw, calls
 
 
 def convolution_call(draw: Draw, groups: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, tuple]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from fxpar.rule_examples.draw import Draw, calls
 from fxpar.rules.soundness import Example, example, run_op
-from tests.rules.draw import Draw, calls
 
 
 @calls("mm")
@@ -96,6 +96,7 @@ def attention_backward(draw: Draw) -> Example:
     call = attention_call(draw)
     forward = example("fxpar::attention", **call)
     out, lse = run_op(forward.op, forward.args, forward.tensors)
+    assert out is not None and lse is not None
     needs = call["mask"] is not None and call["mask"].is_floating_point()
     return example(
         "fxpar::attention_backward", grad=draw.real(*out.shape), out=out, lse=lse, mask_needs_grad=needs, **call
