@@ -1,6 +1,7 @@
 """Ops taken apart while tracing: means and variances, losses, batch and group norm.
 
-Only ops whose whole form hides a global count or batch statistic are here; each becomes sums (which may stay pending
+Only ops whose whole form hides a global count or batch statistic, or a reduction that a mesh axis may cut (the dim of
+log_softmax), are here; each becomes sums (which may stay pending
 across ranks), pointwise ops and division by a constant of the GLOBAL shape. Everything else stays whole. Formulas
 are those of the torch documentation of the functional of the same name; reductions are 0 none, 1 mean, 2 sum.
 """
@@ -117,6 +118,26 @@ def std_mean(x: Tensor, dim: Any = None, *, correction: float | None = None, kee
         return NotImplemented
     spread, middle = variance(x, dim, correction, keepdim)
     return spread.sqrt().to(x.dtype), middle.to(x.dtype)
+
+
+@decomposes(aten._log_softmax.default)
+def log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    if x.dim() == 0 or x.numel() == 0:
+        return NotImplemented
+    values = x.to(wide(x.dtype))
+    top = values.amax(dim, keepdim=True)
+    total = torch.ops.fxpar.sum_exp(values, top, dim)
+    result = torch.ops.fxpar.log_probs(values, top, total)
+    return result if half_to_float else result.to(x.dtype)
+
+
+@decomposes(aten._log_softmax_backward_data.default)
+def log_softmax_backward(grad: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
+    if grad.dim() == 0 or grad.numel() == 0:
+        return NotImplemented
+    values, result = grad.to(wide(grad.dtype)), output.to(wide(output.dtype))
+    total = values.sum(dim, keepdim=True)
+    return torch.ops.fxpar.log_probs_backward(values, result, total).to(input_dtype)
 
 
 @decomposes(aten.mse_loss.default)

@@ -6,14 +6,17 @@ added once.
 
 from __future__ import annotations
 
-from fxpar.plans.program import Ref
-from fxpar.rules.factor_rule import Call, Factors, Group, Linear
+from fxpar.plans.program import Arg, Ref
+from fxpar.rules.factor_rule import Block, Call, Factors, Group, Linear
 from fxpar.rules.groups import loop, passes
+from fxpar.rules.ops import gather_block  # noqa: F401  what gather from a split source becomes
 from fxpar.rules.registry import rule
+from fxpar.rules.tables.embeddings import flat_digits, is_whole
 
 
 def gather(call: Call) -> Factors:
-    """Along ``dim`` only the index runs; another dim is a loop when the index covers all of it."""
+    """Along ``dim`` the index runs, and the source on its own: of a split source each rank gives the places it holds
+    and zeros, a pending sum. Another dim is a loop when the index covers all of it."""
     source, index = call.operand("self"), call.operand("index")
     rank = len(call.out_shape())
     if source is None or index is None or rank == 0 or len(call.shape(source)) != rank:
@@ -23,12 +26,26 @@ def gather(call: Call) -> Factors:
     for d, size in enumerate(call.out_shape()):
         if d == dim:
             groups += loop(call, size, {index: d}, {0: d})
+            if _sums(call):
+                groups += loop(call, call.shape(source)[d], {source: d}, {}, contract={0: "sum"})
         elif call.shape(source)[d] == size:
             groups += loop(call, size, {source: d, index: d}, {0: d})
     return Factors(groups, passes(call, "0"))
 
 
-rule("gather", gather)
+def _sums(call: Call) -> bool:
+    """True when zeros of ranks that do not hold a place add up to its value (not for bools)."""
+    return call.inputs[0].dtype != "bool"
+
+
+def local_gather(call: Call, block: Block) -> tuple[str, tuple[Arg, ...]]:
+    dim = call.arg("dim")
+    if not block.inputs[0] or is_whole(block.inputs[0][dim]):
+        return call.op, call.args
+    return "fxpar.gather_block.default", (call.args[0], dim, call.arg("index"), flat_digits(block.inputs[0][dim]))
+
+
+rule("gather", gather, localise=local_gather)
 
 
 def scatter(call: Call) -> Factors:
