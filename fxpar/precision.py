@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from fxpar.plans.program import Dtype, Input, Node, Output, Program, Ref, TensorType
+from fxpar.plans.program import Dtype, Input, Node, Output, Program, Ref, TensorType, node_inputs
 
 COMPUTE = "bfloat16"
 STORED = "float32"
@@ -103,22 +103,25 @@ def _cast(source: int, target: int, dtype: str, phase: Any, module: str) -> Node
 def reduced_early(program: Program) -> frozenset[int]:
     """Nodes between a low-precision gradient and its cast to float32: a pending sum must not be reduced before it.
 
-    The cast itself, and the views and transposes it reads through.
+    The cast itself, the views and transposes it reads through, and the additions that join the gradients of several
+    uses (of a tied weight).
     """
     producer = {v: i for i, n in enumerate(program.nodes) for v in n.outputs if v >= 0}
     guarded: set[int] = set()
-    for output in program.outputs:
-        index = producer.get(output.value)
-        if output.kind != "gradient" or index is None or program.nodes[index].source != "mixed precision":
-            continue
-        while index is not None and program.nodes[index].op in _PASSES_SUMS:
+    queue = [
+        producer[o.value] for o in program.outputs
+        if o.kind == "gradient" and o.value in producer and program.nodes[producer[o.value]].source == "mixed precision"
+    ]
+    while queue:
+        index = queue.pop()
+        node = program.nodes[index]
+        if index not in guarded and node.op in _PASSES_SUMS:
             guarded.add(index)
-            source = program.nodes[index].args[0]
-            index = producer.get(source.id) if isinstance(source, Ref) else None
+            queue += [producer[v] for v in node_inputs(node) if v in producer]
     return frozenset(guarded)
 
 
 _PASSES_SUMS = frozenset({
     "aten._to_copy.default", "aten.t.default", "aten.transpose.int", "aten.view.default", "aten._unsafe_view.default",
-    "aten.detach.default", "aten.alias.default", "aten.permute.default", "fxpar.hub.default",
+    "aten.detach.default", "aten.alias.default", "aten.permute.default", "fxpar.hub.default", "aten.add.Tensor",
 })

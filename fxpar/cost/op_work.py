@@ -39,7 +39,7 @@ _MATMULS: Mapping[str, int] = {
 }
 
 # Ops that pick rows of their first input: what they read is as large as what they write.
-_GATHERS = frozenset({"embedding", "embedding_block", "index_select", "gather", "index"})
+_GATHERS = frozenset({"embedding", "embedding_block", "index_select", "gather", "gather_block", "index"})
 
 _ATTENTION_FORWARD = frozenset({
     "attention", "scaled_dot_product_attention", "_scaled_dot_product_flash_attention",
