@@ -1,0 +1,194 @@
+#!/usr/bin/env python3
+"""Compile tiny models of many transformers architectures and compare every plan with the eager model.
+
+    tools/zoo.py                                     all of tests/zoo_models.py on mesh 2x2
+    tools/zoo.py --only bert llama --random 3        some of them, 3 random plans each
+    tools/zoo.py --markdown zoo.md --json zoo.json
+
+Each architecture is captured, compiled (the best plan, and random ones) and verified: virtual ranks, float64, loss,
+every gradient and every buffer against the eager model within 1e-10. Prints a line per architecture and a last line
+`N passed, M failed`; exit code 0 when all passed. Each runs in a process of its own, stopped when it takes too long.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PYTHON = ROOT / ".venv" / "bin" / "python"
+if __name__ == "__main__" and PYTHON.exists() and Path(sys.prefix).resolve() != PYTHON.parent.parent.resolve():
+    os.execv(PYTHON, [str(PYTHON), *sys.argv])
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+sys.path.insert(0, str(ROOT))
+
+import argparse  # noqa: E402
+import dataclasses  # noqa: E402
+import json  # noqa: E402
+import logging  # noqa: E402
+import multiprocessing  # noqa: E402
+import time  # noqa: E402
+import traceback  # noqa: E402
+import warnings  # noqa: E402
+from collections.abc import Iterable, Sequence  # noqa: E402
+from multiprocessing.connection import Connection  # noqa: E402
+
+import torch  # noqa: E402
+import transformers  # noqa: E402
+
+from fxpar.compile import capture_program, compile_model  # noqa: E402
+from fxpar.plans.errors import FxparError  # noqa: E402
+from fxpar.progress import silent  # noqa: E402
+from fxpar.verify import verify_plan  # noqa: E402
+from tests.zoo_models import ARCHITECTURES, BY_NAME, Architecture, source_of  # noqa: E402
+
+STAGES = ("captured", "compiled", "verified")
+SECONDS = 120.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """How far an architecture came.
+
+    Attributes:
+        reached: the stages it passed, a prefix of ``STAGES``.
+        reason: why not further: a refusal, an error, or the tensors that differ. Empty when all stages are passed.
+        nodes: of the captured program.
+        worst: largest relative difference of any tensor of any plan.
+    """
+
+    name: str
+    family: str
+    reached: tuple[str, ...]
+    reason: str
+    seconds: float
+    nodes: int = 0
+    worst: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        return self.reached == STAGES and not self.reason
+
+    def line(self) -> str:
+        stages = " ".join(s if s in self.reached else "-" * len(s) for s in STAGES)
+        first = self.reason.strip().replace("\n", " | ")
+        tail = f"worst {self.worst:.0e}" if self.ok else first[:400]
+        return f"{'ok  ' if self.ok else 'FAIL'} {self.name:<30} {stages} {self.seconds:6.1f} s  {tail}"
+
+
+def judge(architecture: Architecture, mesh: str, randoms: int) -> Verdict:
+    """Capture, compile and verify one architecture in this process."""
+    start = time.monotonic()
+    reached: list[str] = []
+    nodes, worst, reason = 0, 0.0, ""
+    try:
+        source = source_of(architecture)
+        captured = capture_program(source, outputs=("loss",), precision="fp32", progress=silent)
+        reached.append("captured")
+        nodes = len(captured[0].nodes)
+        plans = [compile_model(source, mesh=mesh, random_choices=seed, captured=captured).plan
+                 for seed in (None, *range(randoms))]
+        reached.append("compiled")
+        for index, plan in enumerate(plans):
+            report = verify_plan(plan, source, ranks="virtual", dtype="f64")
+            worst = max([worst, *(row.relative for row in report.rows)])
+            if not report.ok:
+                kind = "the best plan" if index == 0 else f"random plan {index - 1}"
+                reason = f"WRONG, {kind}: {report.text()}"
+                break
+        else:
+            reached.append("verified")
+    except FxparError as error:
+        reason = str(error)
+    except Exception as error:  # any other error is a finding of this run: it is the reason shown
+        reason = f"CRASH {type(error).__name__}: {error}\n{traceback.format_exc(limit=-6)}"
+    return Verdict(architecture.name, architecture.family, tuple(reached), reason, time.monotonic() - start, nodes,
+                   worst)
+
+
+def judge_apart(architecture: Architecture, mesh: str, randoms: int, seconds: float) -> Verdict:
+    """:func:`judge` in a process of its own; one that takes longer than ``seconds``, or dies, is a verdict too."""
+    # A fork: torch and transformers are imported once, and nothing has been run in the parent.
+    processes = multiprocessing.get_context("fork")
+    mine, theirs = processes.Pipe(duplex=False)
+    child = processes.Process(target=send_verdict, args=(theirs, architecture, mesh, randoms))
+    start = time.monotonic()
+    child.start()
+    theirs.close()
+    try:
+        if mine.poll(seconds):
+            verdict: Verdict = mine.recv()
+            return verdict
+        reason = f"stopped after {seconds:.0f} s"
+    except EOFError:
+        child.join(5)
+        reason = f"CRASH the process ended with exit code {child.exitcode}"
+    finally:
+        child.kill()
+        child.join()
+        mine.close()
+    return Verdict(architecture.name, architecture.family, (), reason, time.monotonic() - start)
+
+
+def send_verdict(pipe: Connection, architecture: Architecture, mesh: str, randoms: int) -> None:
+    """What the process of one architecture does."""
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    pipe.send(judge(architecture, mesh, randoms))
+    pipe.close()
+
+
+def markdown(verdicts: Sequence[Verdict], mesh: str, randoms: int) -> str:
+    """The verdicts as a table, one row per architecture."""
+    plans = f"the best plan and {randoms} random one{'s' if randoms != 1 else ''}"
+    lines = [
+        f"{sum(v.ok for v in verdicts)} of {len(verdicts)} transformers {transformers.__version__} architectures "
+        f"verified on mesh {mesh}: {plans}, virtual ranks, float64, within 1e-10 of the eager model.",
+        "",
+        "| architecture | family | nodes | captured | compiled | verified | reason |",
+        "| --- | --- | ---: | --- | --- | --- | --- |",
+    ]
+    for v in verdicts:
+        stages = " | ".join("yes" if s in v.reached else "no" for s in STAGES)
+        first = v.reason.strip().partition("\n")[0].replace("|", "\\|")[:160]
+        lines.append(f"| {v.name} | {v.family} | {v.nodes or ''} | {stages} | {first} |")
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: Iterable[str] | None = None) -> int:
+    """Run the zoo."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="these architectures (default: all)")
+    parser.add_argument("--mesh", default="2x2", help="as for fxpar compile (default: 2x2)")
+    parser.add_argument("--random", type=int, default=1, metavar="N", help="random plans each (default: 1)")
+    parser.add_argument("--timeout", type=float, default=SECONDS, metavar="S", help="seconds each (default: 120)")
+    parser.add_argument("--json", metavar="OUT", help="write the verdicts as JSON")
+    parser.add_argument("--markdown", metavar="FILE", help="write the verdicts as a table")
+    parser.add_argument("--list", action="store_true", help="print the names and stop")
+    options = parser.parse_args(None if arguments is None else list(arguments))
+    if options.list:
+        print("\n".join(BY_NAME))
+        return 0
+    unknown = sorted(set(options.only or ()) - set(BY_NAME))
+    if unknown:
+        parser.error(f"no architecture is called {', '.join(unknown)}; --list prints their names")
+    chosen = [BY_NAME[name] for name in options.only] if options.only else ARCHITECTURES
+    verdicts = []
+    for architecture in chosen:
+        verdicts.append(judge_apart(architecture, options.mesh, options.random, options.timeout))
+        print(verdicts[-1].line(), flush=True)
+    if options.json:
+        Path(options.json).write_text(json.dumps([dataclasses.asdict(v) for v in verdicts], indent=1) + "\n")
+    if options.markdown:
+        Path(options.markdown).write_text(markdown(verdicts, options.mesh, options.random))
+    passed = sum(v.ok for v in verdicts)
+    print(f"{passed} passed, {len(verdicts) - passed} failed")
+    return 0 if passed == len(verdicts) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
