@@ -254,9 +254,9 @@ def names_of(program: Program, classes: Classes, batch: Iterable[int] = ()) -> t
             give(name, row)
     vocab = {classes.sizes[c] for c, name in names.items() if name == "vocab"}
     for node in program.nodes:
-        if node.op in ("aten._log_softmax.default", "fxpar.log_probs.default") and node.phase == "forward":
+        if node.op == "fxpar.sum_exp.default" and node.phase == "forward":
             scores = classes.of_atom[node_inputs(node)[0]]
-            dim = node.args[1]
+            dim = node.args[2]
             kind = scores[dim] if scores and isinstance(dim, int) else ()
             give("vocab" if vocab & {classes.sizes[c] for c in kind} else "classes", kind)
     for entry in program.inputs:

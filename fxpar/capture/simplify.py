@@ -153,7 +153,9 @@ def simplify(program: Program) -> Program:
         # Encoded, because 0, 0.0 and False are equal in Python. A phase keeps its own copy: sharing across the
         # loss would store what is cheaper to compute again.
         key = (node.op, msgspec.msgpack.encode(node.args), node.phase)
-        if node.op not in DRAWS and key in seen:
+        # What is made from nothing is cheap, and sharing it would tie the layouts of tensors that only look alike: a
+        # [batch, seq] and a [seq, seq] of the same sizes.
+        if node.op not in DRAWS and node_inputs(node) and key in seen:
             same.update((mine, Ref(first)) for mine, first in zip(node.outputs, seen[key].outputs, strict=True))
             continue
         seen[key] = node
