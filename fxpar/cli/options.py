@@ -48,6 +48,11 @@ def add_model_options(parser: argparse.ArgumentParser, *, optional: bool = False
         nargs="?" if optional else None,
         help="model.py with build() and example_inputs(), or hf:DIR with a transformers config.json in DIR",
     )
+    add_model_details(parser)
+
+
+def add_model_details(parser: argparse.ArgumentParser) -> None:
+    """What completes a MODEL that is a transformers configuration."""
     group = parser.add_argument_group("model")
     group.add_argument(
         "--task", help="for hf:DIR: causal-lm, masked-lm, seq-cls, seq2seq-lm or image-classification"

@@ -1,16 +1,34 @@
-"""`fxpar rules list`: the declared rule of every op."""
+"""`fxpar rules list`, `coverage` and `check`: which ops have a rule, which of a model's do not, and are rules right."""
 
 import argparse
 import fnmatch
 import json
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fxpar.cli import options as option
+from fxpar.cli.terminal import make_progress, show_report
 from fxpar.plans.errors import FxparError
 
-EXAMPLE = """
+if TYPE_CHECKING:
+    from fxpar.compile import Captured
+    from fxpar.model_source import ModelSource
+
+LIST_EXAMPLE = """
 fxpar rules list
 fxpar rules list 'aten.*norm*'
 """
+COVERAGE_EXAMPLE = """
+fxpar rules coverage model.py
+fxpar rules coverage hf:llama/ --task causal-lm --seq 128 --json
+fxpar rules coverage op-histogram.md
+"""
+CHECK_EXAMPLE = """
+fxpar rules check model.py
+fxpar rules check mm 'aten.*norm*' --mesh 2 --mesh 2x2
+fxpar rules check --all --mesh 3 --uneven --empty --examples 20
+"""
+MESHES = ("2", "3", "2x2")
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -18,13 +36,44 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser = subparsers.add_parser("rules", help="the rules of ops", description="The rules of ops.")
     actions = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     one = option.add_command(
-        actions, "list", summary="list ops that have a rule; others are computed whole", example=EXAMPLE
+        actions, "list", summary="list ops that have a rule; others are computed whole", example=LIST_EXAMPLE
     )
     one.add_argument("pattern", metavar="PATTERN", nargs="?", default="*", help="op names, with * and ? ('aten.mm.*')")
-    one.set_defaults(run=run)
+    one.set_defaults(run=run_list)
+
+    one = option.add_command(
+        actions, "coverage", summary="count the calls and ops of a model that have a rule, and price the others",
+        example=COVERAGE_EXAMPLE,
+    )
+    option.add_model_options(one)
+    one.add_argument(
+        "--cluster", metavar="NODESxDEVICES:KIND|FILE.toml", default="2", help="where times are of (2 CPU ranks)"
+    )
+    one.set_defaults(run=run_coverage)
+
+    one = option.add_command(
+        actions, "check", summary="run ops shard by shard and compare with the whole op; 1 when a rule is wrong",
+        example=CHECK_EXAMPLE,
+    )
+    one.add_argument(
+        "targets", metavar="MODEL|OP", nargs="*",
+        help="model.py or hf:DIR: every call that the model makes, your own ops too; or names of fxpar's ops, with *",
+    )
+    one.add_argument("--all", action="store_true", help="every op that fxpar has a rule for")
+    option.add_model_details(one)
+    group = one.add_argument_group("judgement")
+    group.add_argument(
+        "--mesh", type=option.mesh, action="append", metavar="2|2x2", help=f"may be repeated ({', '.join(MESHES)})"
+    )
+    group.add_argument("--uneven", action="store_true", help="only choices that leave ranks pieces of unequal size")
+    group.add_argument("--empty", action="store_true", help="only choices that leave a rank nothing (or --uneven's)")
+    group.add_argument(
+        "--examples", type=option.positive, metavar="N", help="calls drawn per generator (6), or per call of MODEL (2)"
+    )
+    one.set_defaults(run=run_check, parser=one)
 
 
-def run(options: argparse.Namespace) -> int:
+def run_list(options: argparse.Namespace) -> int:
     """Print one op a line: its full name and its rule."""
     from fxpar.rules.registry import all_rules
 
@@ -42,3 +91,74 @@ def run(options: argparse.Namespace) -> int:
         for rule in rules:
             print(f"{rule.op:{width}}  {rule.text}".rstrip())
     return 0
+
+
+def run_coverage(options: argparse.Namespace) -> int:
+    """Print how much of a model, or of a table of op counts, has a rule."""
+    from fxpar.rule_coverage import histogram_coverage, program_coverage
+
+    if options.model.endswith(".md"):
+        coverage = histogram_coverage(read_text(options.model))
+        if not coverage.ops:
+            raise FxparError(
+                f"{options.model} holds no table of op counts",
+                way_out="rows are such as | `aten.mm.default` | 3 | 40 |: op, models, count",
+            )
+    else:
+        from fxpar.cost.cluster import parse_cluster
+        from fxpar.plans.mesh import parse_mesh
+        from fxpar.prices import Prices
+
+        machine = parse_cluster(options.cluster)
+        (program, _), _ = captured_model(options)
+        coverage = program_coverage(program, Prices(machine, parse_mesh(str(machine.world_size))))
+    print(json.dumps(coverage.as_dict()) if options.json else coverage.text())
+    return 0
+
+
+def run_check(options: argparse.Namespace) -> int:
+    """Judge rules; exit code 1 when one is unsound."""
+    models = [name for name in options.targets if is_model(name)]
+    if bool(options.targets) == options.all or (models and len(options.targets) > 1):
+        options.parser.error("give one MODEL, or OPs, or --all")
+    if options.mesh is None:
+        options.mesh = [option.mesh(text) for text in MESHES]
+
+    from fxpar.rule_check import Shards, check_model, check_ops, chosen_ops
+
+    shards = Shards(options.uneven, options.empty)
+    progress = make_progress(as_json=options.json)
+    if models:
+        options.model = models[0]
+        (program, _), source = captured_model(options)
+        checked = check_model(
+            source, program, options.mesh, examples=options.examples or 2, shards=shards, progress=progress
+        )
+    else:
+        ops = chosen_ops(options.targets)
+        checked = check_ops(ops, options.mesh, examples=options.examples or 6, shards=shards, progress=progress)
+    return show_report(checked, as_json=options.json)
+
+
+def is_model(name: str) -> bool:
+    """True for model.py and hf:DIR."""
+    return name.startswith("hf:") or name.endswith(".py") or "/" in name
+
+
+def captured_model(options: argparse.Namespace) -> "tuple[Captured, ModelSource]":
+    """The program that MODEL and its options describe, and their source."""
+    source = option.model_source(options)
+
+    from fxpar.compile import capture_program
+
+    progress = make_progress(as_json=options.json)
+    return capture_program(source, outputs=("loss",), precision="fp32", progress=progress), source
+
+
+def read_text(path: str) -> str:
+    """The text of a file; FxparError when it cannot be read."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise FxparError(f"cannot read {path}", numbers=reason, way_out="give a model, or a Markdown file") from error

@@ -181,7 +181,7 @@ def check_call(
     whole: bool = False,
     limit: int = 40,
     tolerance: float = 1e-9,
-    factors: Callable[[Call], Any] | None = None,
+    keep: Callable[[Site, JointChoice, Mesh], bool] | None = None,
 ) -> list[Counterexample]:
     """Counterexamples to the rule of ``given.op``: none when every choice (at most ``limit``, sampled) reproduces it.
 
@@ -192,6 +192,7 @@ def check_call(
         whole: every tensor dim one logical dim (else cut at random where the rule has loops).
         limit: how many joint choices are run.
         tolerance: relative to the largest value of an output.
+        keep: which joint choices are judged (default: all).
     """
     draw = random.Random(seed)
     rng = torch.Generator().manual_seed(seed)
@@ -203,7 +204,7 @@ def check_call(
         outputs = [None if t is None else whole_dims(t.shape) for t in call.outputs]
     site = Site(call, tuple(inputs), tuple(outputs))
     found = []
-    for choice in sampled_choices(site, mesh, draw, limit):
+    for choice in sampled_choices(site, mesh, draw, limit, keep):
         problem = judge(given, site, choice, mesh, rng, expected, tolerance)
         if problem is not None:
             layouts = tuple(layout_text(x) for x in (*choice.inputs, *choice.outputs))
@@ -211,14 +212,17 @@ def check_call(
     return found
 
 
-def sampled_choices(site: Site, mesh: Mesh, draw: random.Random, limit: int) -> list[JointChoice]:
-    """Joint choices of the site: all of them, or ``limit`` drawn ones when there are more."""
+def sampled_choices(
+    site: Site, mesh: Mesh, draw: random.Random, limit: int,
+    keep: Callable[[Site, JointChoice, Mesh], bool] | None = None,
+) -> list[JointChoice]:
+    """Joint choices of the site that ``keep`` keeps: all of them, or ``limit`` drawn ones when there are more."""
     per_axis = axis_choices(site)
     if len(per_axis) ** len(mesh.axes) <= max(4 * limit, 64):
-        every = list(joint_choices(site, mesh))
+        every = [choice for choice in joint_choices(site, mesh) if keep is None or keep(site, choice, mesh)]
         return every if len(every) <= limit else draw.sample(every, limit)
     drawn = (combine(site, tuple(draw.choices(per_axis, k=len(mesh.axes))), mesh) for _ in range(2 * limit))
-    return [choice for choice in drawn if choice is not None][:limit]
+    return [choice for choice in drawn if choice is not None and (keep is None or keep(site, choice, mesh))][:limit]
 
 
 def judge(
@@ -240,7 +244,7 @@ def judge(
         try:
             op, args = local_call(site, choice, mesh, mesh.coordinates(rank))
             rows.append(run_op(op, args, [p[rank] for p in pieces]))
-        except (RuntimeError, IndexError, ValueError, TypeError) as error:
+        except (RuntimeError, LookupError, ValueError, TypeError, ArithmeticError, AssertionError) as error:
             # what a local call raises is exactly what is being looked for
             return f"rank {rank} cannot run: {type(error).__name__}: {str(error).splitlines()[0][:200]}"
     for index, (want, dims, layout) in enumerate(zip(expected, site.outputs, choice.outputs, strict=True)):
