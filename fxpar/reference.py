@@ -39,17 +39,45 @@ class Training:
 
 
 class _Wider(TorchFunctionMode):
-    """A narrower dtype asked for by name becomes float64."""
+    """A narrower dtype asked for by name becomes float64; an op without a float64 kernel is computed from others."""
 
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in _CASTS:
             return args[0].double()
+        if func is torch._grouped_mm:
+            return grouped_product(*args, **kwargs)
         if func is not torch.Tensor.type:
             args, kwargs = pytree.tree_map(
                 lambda leaf: _WIDER.get(leaf, leaf) if isinstance(leaf, torch.dtype) else leaf, (args, kwargs)
             )
         return func(*args, **kwargs)
+
+
+def grouped_product(
+    a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None = None, bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """``torch._grouped_mm`` by one matmul a group, of any dtype: torch has no float64 kernel for it.
+
+    ``[s, k] x [g, k, n] -> [s, n]``, rows of group i end at ``offs[i]``, rows behind the last group are 0;
+    ``[g, s, k] x [k, n] -> [s, n]`` groups columns; ``[m, s] x [s, n] -> [g, m, n]`` groups the contracted dim; without
+    ``offs`` a batched product. ``out_dtype`` is not looked at: everything is computed and returned in ``a``'s dtype.
+    """
+    if offs is None:
+        product = a @ b
+    else:
+        ends = [int(end) for end in offs]
+        cuts = [slice(start, end) for start, end in zip((0, *ends), ends, strict=False)]
+        if a.dim() == b.dim() == 2:
+            product = torch.stack([a[:, cut] @ b[cut] for cut in cuts])
+        elif a.dim() == 2:
+            parts = [a[cut] @ b[group] for group, cut in enumerate(cuts)]
+            product = torch.cat([*parts, a.new_zeros(len(a) - ends[-1], b.shape[-1])])
+        else:
+            parts = [a[group] @ b[:, cut] for group, cut in enumerate(cuts)]
+            product = torch.cat([*parts, a.new_zeros(a.shape[1], b.shape[-1] - ends[-1])], dim=-1)
+    return product if bias is None else product + bias
 
 
 @contextmanager

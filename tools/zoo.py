@@ -3,11 +3,13 @@
 
     tools/zoo.py                                     all of tests/zoo_models.py on mesh 2x2
     tools/zoo.py --only bert llama --random 3        some of them, 3 random plans each
+    tools/zoo.py --random 5 --no-search              random plans alone: no search, much faster
     tools/zoo.py --markdown zoo.md --json zoo.json
 
-Each architecture is captured, compiled (the best plan, and random ones) and verified: virtual ranks, float64, loss,
-every gradient and every buffer against the eager model within 1e-10. Prints a line per architecture and a last line
-`N passed, M failed`; exit code 0 when all passed. Each runs in a process of its own, stopped when it takes too long.
+Each architecture is captured, compiled (random plans, and the best one without recomputation) and verified: virtual
+ranks, float64, loss, every gradient and every buffer against the eager model within 1e-10. Prints a line per
+architecture and a last line `N passed, M failed`; exit code 0 when all passed. Each runs in a process of its own,
+stopped when it takes too long.
 """
 
 from __future__ import annotations
@@ -78,7 +80,24 @@ class Verdict:
         return f"{'ok  ' if self.ok else 'FAIL'} {self.name:<30} {stages} {self.seconds:6.1f} s  {tail}"
 
 
-def judge(architecture: Architecture, mesh: str, randoms: int) -> Verdict:
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """The plans of every architecture: on which mesh, how many random ones, and whether the best one too."""
+
+    mesh: str
+    randoms: int
+    search: bool
+
+    def text(self) -> str:
+        random = f"{self.randoms} random plan{'s' if self.randoms != 1 else ''}"
+        return f"the best plan and {random}" if self.search else random
+
+    def seeds(self) -> tuple[int | None, ...]:
+        """None: the best plan. It comes last, because it takes longest."""
+        return (*range(self.randoms), *((None,) if self.search else ()))
+
+
+def judge(architecture: Architecture, wanted: Wanted) -> Verdict:
     """Capture, compile and verify one architecture in this process."""
     start = time.monotonic()
     reached: list[str] = []
@@ -88,14 +107,17 @@ def judge(architecture: Architecture, mesh: str, randoms: int) -> Verdict:
         captured = capture_program(source, outputs=("loss",), precision="fp32", progress=silent)
         reached.append("captured")
         nodes = len(captured[0].nodes)
-        plans = [compile_model(source, mesh=mesh, random_choices=seed, captured=captured).plan
-                 for seed in (None, *range(randoms))]
+        compiled = []
+        for seed in wanted.seeds():
+            plan = compile_model(
+                source, mesh=wanted.mesh, random_choices=seed, recompute="off", captured=captured
+            ).plan
+            compiled.append((f"random plan {seed}" if seed is not None else "the best plan", plan))
         reached.append("compiled")
-        for index, plan in enumerate(plans):
+        for kind, plan in compiled:
             report = verify_plan(plan, source, ranks="virtual", dtype="f64")
             worst = max([worst, *(row.relative for row in report.rows)])
             if not report.ok:
-                kind = "the best plan" if index == 0 else f"random plan {index - 1}"
                 reason = f"WRONG, {kind}: {report.text()}"
                 break
         else:
@@ -108,12 +130,12 @@ def judge(architecture: Architecture, mesh: str, randoms: int) -> Verdict:
                    worst)
 
 
-def judge_apart(architecture: Architecture, mesh: str, randoms: int, seconds: float) -> Verdict:
+def judge_apart(architecture: Architecture, wanted: Wanted, seconds: float) -> Verdict:
     """:func:`judge` in a process of its own; one that takes longer than ``seconds``, or dies, is a verdict too."""
     # A fork: torch and transformers are imported once, and nothing has been run in the parent.
     processes = multiprocessing.get_context("fork")
     mine, theirs = processes.Pipe(duplex=False)
-    child = processes.Process(target=send_verdict, args=(theirs, architecture, mesh, randoms))
+    child = processes.Process(target=send_verdict, args=(theirs, architecture, wanted))
     start = time.monotonic()
     child.start()
     theirs.close()
@@ -132,22 +154,21 @@ def judge_apart(architecture: Architecture, mesh: str, randoms: int, seconds: fl
     return Verdict(architecture.name, architecture.family, (), reason, time.monotonic() - start)
 
 
-def send_verdict(pipe: Connection, architecture: Architecture, mesh: str, randoms: int) -> None:
+def send_verdict(pipe: Connection, architecture: Architecture, wanted: Wanted) -> None:
     """What the process of one architecture does."""
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
-    pipe.send(judge(architecture, mesh, randoms))
+    pipe.send(judge(architecture, wanted))
     pipe.close()
 
 
-def markdown(verdicts: Sequence[Verdict], mesh: str, randoms: int) -> str:
+def markdown(verdicts: Sequence[Verdict], wanted: Wanted) -> str:
     """The verdicts as a table, one row per architecture."""
-    plans = f"the best plan and {randoms} random one{'s' if randoms != 1 else ''}"
     lines = [
         f"{sum(v.ok for v in verdicts)} of {len(verdicts)} transformers {transformers.__version__} architectures "
-        f"verified on mesh {mesh}: {plans}, virtual ranks, float64, within 1e-10 of the eager model.",
+        f"verified on mesh {wanted.mesh}: {wanted.text()}, virtual ranks, float64, within 1e-10 of the eager model.",
         "",
         "| architecture | family | nodes | captured | compiled | verified | reason |",
         "| --- | --- | ---: | --- | --- | --- | --- |",
@@ -165,6 +186,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these architectures (default: all)")
     parser.add_argument("--mesh", default="2x2", help="as for fxpar compile (default: 2x2)")
     parser.add_argument("--random", type=int, default=1, metavar="N", help="random plans each (default: 1)")
+    parser.add_argument("--no-search", action="store_true", help="random plans only")
     parser.add_argument("--timeout", type=float, default=SECONDS, metavar="S", help="seconds each (default: 120)")
     parser.add_argument("--json", metavar="OUT", help="write the verdicts as JSON")
     parser.add_argument("--markdown", metavar="FILE", help="write the verdicts as a table")
@@ -177,14 +199,17 @@ def main(arguments: Iterable[str] | None = None) -> int:
     if unknown:
         parser.error(f"no architecture is called {', '.join(unknown)}; --list prints their names")
     chosen = [BY_NAME[name] for name in options.only] if options.only else ARCHITECTURES
+    wanted = Wanted(options.mesh, options.random, not options.no_search)
+    if not wanted.seeds():
+        parser.error("--no-search --random 0 leaves no plan to verify")
     verdicts = []
     for architecture in chosen:
-        verdicts.append(judge_apart(architecture, options.mesh, options.random, options.timeout))
+        verdicts.append(judge_apart(architecture, wanted, options.timeout))
         print(verdicts[-1].line(), flush=True)
     if options.json:
         Path(options.json).write_text(json.dumps([dataclasses.asdict(v) for v in verdicts], indent=1) + "\n")
     if options.markdown:
-        Path(options.markdown).write_text(markdown(verdicts, options.mesh, options.random))
+        Path(options.markdown).write_text(markdown(verdicts, wanted))
     passed = sum(v.ok for v in verdicts)
     print(f"{passed} passed, {len(verdicts) - passed} failed")
     return 0 if passed == len(verdicts) else 1
