@@ -81,6 +81,11 @@ def _captured(kind: str, precision: str, sizes: tuple[tuple[str, int], ...]) -> 
     return capture_program(source, outputs=("loss",), precision=precision, progress=silent), source
 
 
+def captured(kind: str, precision: str = "fp32", **sizes: int) -> tuple[Captured, ModelSource]:
+    """What :func:`compile_model` takes to make several plans of one capture, and the model's source."""
+    return _captured(kind, precision, tuple(sizes.items()))
+
+
 def decoder_program(precision: str = "fp32", **sizes: int) -> Program:
     return _captured("decoder", precision, tuple(sizes.items()))[0][0]
 
