@@ -11,15 +11,15 @@ if TYPE_CHECKING:
     from fxpar.compile import compile_model as compile_model
     from fxpar.model_source import load_model_source as load_model_source
     from fxpar.plans.errors import FxparError as FxparError
-    from fxpar.rules.registry import rule as rule
     from fxpar.runtime.model import load as load
+    from fxpar.user_rules import rule as rule
 
 _HOME_OF_NAME = {
     "FxparError": "fxpar.plans.errors",
     "compile_model": "fxpar.compile",
     "load": "fxpar.runtime.model",
     "load_model_source": "fxpar.model_source",
-    "rule": "fxpar.rules.registry",
+    "rule": "fxpar.user_rules",
 }
 
 __all__ = sorted(_HOME_OF_NAME)

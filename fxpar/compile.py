@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -19,13 +20,14 @@ from fxpar.optimizer_state import optimizer_state_bytes
 from fxpar.plans.codec import program_digest
 from fxpar.plans.errors import FxparError, UnsupportedError
 from fxpar.plans.mesh import Mesh, parse_mesh
-from fxpar.plans.plan import Candidate, Certificate, Fingerprint, Plan
+from fxpar.plans.plan import NO_RULE, Candidate, Certificate, Fingerprint, Plan
 from fxpar.plans.program import Program
 from fxpar.precision import float32_inputs, inputs_in_bf16, parameters_in_bf16, with_float32_surface
 from fxpar.prices import Prices
 from fxpar.progress import Progress, silent
 from fxpar.recompute import LEVELS
 from fxpar.restrict import check_axis_names
+from fxpar.rule_coverage import MissingRuleWarning, undeclared_ops
 from fxpar.rules.fingerprint import rules_digest
 from fxpar.runtime.parameters import module_sources
 from fxpar.search import Request, natural_meshes, random_decisions, run_search
@@ -142,11 +144,16 @@ def compile_model(
         found, candidates = run_search(request, tried, pinned=pinned)
         decisions, prediction = found.decisions, found.prediction
         certificate = replace_status(found.certificate, "pinned") if pinned else found.certificate
+    with progress("looking for ops without a rule"):
+        whole = undeclared_ops(program, prices(decisions.mesh), decisions)
+    for item in whole:
+        warnings.warn(item.text(), MissingRuleWarning, stacklevel=2)
     plan = Plan(
         program, decisions, machine.name if cluster is None else cluster, budget, prediction, tuple(candidates),
         certificate, fingerprint(program, model),
         provenance=(("model", source.name), ("precision", precision), ("outputs", ",".join(outputs)),
-                    ("optimizer state", "measured"), ("figures", f"simulated ({machine.origin} rates)")),
+                    ("optimizer state", "measured"), ("figures", f"simulated ({machine.origin} rates)"),
+                    *((f"{NO_RULE}{item.op}", item.text()) for item in whole)),
     )
     return CompileResult(plan)
 
@@ -178,5 +185,6 @@ def chosen_cluster(cluster: str | None, mesh: Mesh | None) -> Cluster:
 def fingerprint(program: Program, model: nn.Module) -> Fingerprint:
     """What the plan was made from."""
     return Fingerprint(
-        program_digest(program), rules_digest(), torch.__version__.partition("+")[0], VERSION, module_sources(model)
+        program_digest(program), rules_digest(node.op for node in program.nodes),
+        torch.__version__.partition("+")[0], VERSION, module_sources(model),
     )

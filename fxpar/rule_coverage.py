@@ -62,7 +62,8 @@ class Undeclared:
         kind = "gathers up to" if self.gather_ns is None else "gathers"
         return (
             f"{self.op} has no rule and is computed whole on every rank{f', at {where}' if where else ''}: "
-            f"{self.calls} calls take {self.whole_ns} ns, {kind} {self.gathered_bytes} bytes{gathering} per step; "
+            f"{self.calls} call{'s take' if self.calls > 1 else ' takes'} {self.whole_ns} ns, "
+            f"{kind} {self.gathered_bytes} bytes{gathering} per step; "
             f"to split it declare {self.declaration} in model.py, with one name for dims that run together and no ! "
             "where a dim may be split"
         )

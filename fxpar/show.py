@@ -7,7 +7,7 @@ from typing import Any
 
 from fxpar.layers import layer_key
 from fxpar.plans.layout import layout_text
-from fxpar.plans.plan import Candidate, Plan, Prediction
+from fxpar.plans.plan import NO_RULE, Candidate, Plan, Prediction
 from fxpar.plans.text import canonical_text
 
 GIB = 2**30
@@ -33,9 +33,10 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
         "parameters": [{"names": k, "layout": lay, "count": n} for (k, lay), n in parameter_layouts(plan).items()],
         "work": dict(split_work(plan)),
         "nodes": len(plan.program.nodes),
+        "notes": notes(plan),
         "fingerprint": {"program": plan.fingerprint.program, "rules": plan.fingerprint.rules,
                         "torch": plan.fingerprint.torch, "fxpar": plan.fingerprint.fxpar},
-        "provenance": dict(plan.provenance),
+        "provenance": {key: text for key, text in plan.provenance if not key.startswith(NO_RULE)},
     }
 
 
@@ -106,12 +107,18 @@ def plan_text(plan: Plan, *, full: bool = False) -> str:
         head = ("", "mesh", "step", "compute", "exposed", "memory", "")
         lines += table([head, *map(_candidate_row, plan.candidates)])
         lines += ["", *reasons(plan)]
+    lines += [line for text in notes(plan) for line in ("", f"note: {text}")]
     c = plan.certificate
     lines += ["", f"certificate: {c.status}; cost of the priced problem {ms(c.cost_ns)}, "
                   f"proven bound {ms(c.bound_ns)}, gap {c.gap:.2%}"]
     if full:
         lines += ["", canonical_text(plan).rstrip()]
     return "\n".join(lines)
+
+
+def notes(plan: Plan) -> list[str]:
+    """What the user should know of: every op that has no rule, with what it costs."""
+    return [text for key, text in plan.provenance if key.startswith(NO_RULE)]
 
 
 def _by_layout(plan: Plan) -> list[tuple[tuple[str, str], int]]:

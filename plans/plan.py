@@ -11,6 +11,8 @@ from fxpar.plans.mesh import Mesh
 from fxpar.plans.program import Program
 
 FORMAT_VERSION = 1
+NO_RULE = "no rule: "
+"""Begins the provenance keys that name an op computed whole; the value says where and at what cost."""
 
 
 class Decisions(msgspec.Struct, frozen=True):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -22,6 +23,7 @@ from fxpar.plans.errors import FxparError, PlanFileError, PlanMismatch
 from fxpar.plans.layout import layout_text, replicated
 from fxpar.plans.plan import Decisions, Plan
 from fxpar.plans.program import Program
+from fxpar.rules.fingerprint import user_rules_digest
 from fxpar.rules.registry import rule_for
 from fxpar.runtime.binding import bind, structured
 from fxpar.runtime.execute import build
@@ -34,6 +36,7 @@ from fxpar.runtime.rewrite.passes import rewrite
 from fxpar.runtime.step import Forward, PlanFunction, Runner
 
 M = TypeVar("M", bound=nn.Module)
+_NUMBERS = re.compile(r"((Optional|List)\[)*(Tensor|number|int|float|bool|complex)\]*$")
 
 
 def load(plan: Plan | bytes | str | Path, model: M, *, group: dist.ProcessGroup | None = None, seed: int = 0) -> M:
@@ -62,6 +65,7 @@ def load(plan: Plan | bytes | str | Path, model: M, *, group: dist.ProcessGroup 
     mark = ""
     try:
         check_ops(decoded.program)
+        check_rules(decoded)
         check_surface(decoded.program, decoded.decisions)
         check_model(decoded, model)
         local = rewritten(decoded, groups)
@@ -130,7 +134,9 @@ def check_ops(program: Program) -> None:
                 way_out="import the module that registers it before loading, or compile again",
             ) from error
         takes_tensors = any("Tensor" in str(a.type) for a in schema.arguments)
-        if rule_for(op) is None and (not op.startswith("aten.") or not takes_tensors or schema.is_mutable):
+        # torch's own ops of tensors are harmless; another library's might open a file that a string names
+        harmless = op.startswith("aten.") or all(_NUMBERS.match(str(a.type)) for a in schema.arguments)
+        if rule_for(op) is None and (not harmless or not takes_tensors or schema.is_mutable):
             raise PlanFileError(
                 f"the plan uses the op {op}, which has no rule here",
                 way_out="register its rule (fxpar.rule) before loading, or compile again",
@@ -144,6 +150,21 @@ def check_ops(program: Program) -> None:
                 where=node.module, numbers=f"its schema is {schema}",
                 way_out="load it with the torch it was compiled with, or compile again",
             )
+
+
+def check_rules(plan: Plan) -> None:
+    """Refuse to run under other rules of the user's than the plan was made with: choices would mean other things.
+
+    Raises:
+        PlanMismatch: names the ops.
+    """
+    ops = sorted({node.op for node in plan.program.nodes})
+    if plan.fingerprint.rules.partition("+")[2] != user_rules_digest(ops):
+        foreign = [op for op in ops if not op.startswith(("aten.", "fxpar."))] or ops
+        raise PlanMismatch(
+            f"the rules declared here for {', '.join(foreign[:4])} are not those the plan was made with",
+            way_out="declare the same rules (fxpar.rule) before loading, or compile again",
+        )
 
 
 def check_surface(program: Program, decisions: Decisions) -> None:

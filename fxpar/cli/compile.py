@@ -3,7 +3,9 @@
 import argparse
 import json
 import os
+import sys
 import tempfile
+import warnings
 from pathlib import Path
 
 from fxpar.cli import options as option
@@ -86,23 +88,28 @@ def run(options: argparse.Namespace) -> int:
 
     from fxpar.compile import compile_model
     from fxpar.plans.codec import encode
-    from fxpar.show import plan_facts, plan_text
+    from fxpar.rule_coverage import MissingRuleWarning
+    from fxpar.show import notes, plan_facts, plan_text
 
-    result = compile_model(
-        source,
-        cluster=options.cluster,
-        mesh=options.mesh,
-        memory=options.memory,
-        precision=options.precision,
-        hints=source.hints,
-        gap=options.gap,
-        random_choices=options.random_choices,
-        zero=options.zero,
-        recompute=options.recompute,
-        microbatches=options.microbatches,
-        outputs=options.outputs,
-        progress=make_progress(as_json=options.json),
-    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", MissingRuleWarning)  # shown below, as lines of ours
+        result = compile_model(
+            source,
+            cluster=options.cluster,
+            mesh=options.mesh,
+            memory=options.memory,
+            precision=options.precision,
+            hints=source.hints,
+            gap=options.gap,
+            random_choices=options.random_choices,
+            zero=options.zero,
+            recompute=options.recompute,
+            microbatches=options.microbatches,
+            outputs=options.outputs,
+            progress=make_progress(as_json=options.json),
+        )
+    for note in notes(result.plan):
+        print(f"fxpar: note: {note}", file=sys.stderr)
     write_file(options.output, encode(result.plan))
     if options.json:
         print(json.dumps({"plan": options.output, **plan_facts(result.plan)}))

@@ -170,10 +170,14 @@ Localise = Callable[[Call, Block], "tuple[str, tuple[Arg, ...]]"]
 
 @dataclass(frozen=True)
 class Rule:
-    """A declared rule: ``factors(call)`` and how the call becomes local (None: the same call on the local tensors)."""
+    """A declared rule: ``factors(call)`` and how the call becomes local (None: the same call on the local tensors).
+
+    ``declared``: digest of the user's words, empty for fxpar's own rules.
+    """
 
     op: str
     factors: Callable[[Call], Factors]
     localise: Localise | None = None
     text: str = ""
     random: bool = field(default=False)
+    declared: str = ""

@@ -1,15 +1,30 @@
-"""A digest of the rule set: a plan runs only under the rules it was made with."""
+"""Digests of the rules: a plan runs only under the user's rules it was made with."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 
+from fxpar.rules.registry import rule_for
+
+
+def rules_digest(ops: Iterable[str] = ()) -> str:
+    """What decides about choices: fxpar's rules, and after a ``+`` the user's rules of these ops if there are any."""
+    own = user_rules_digest(ops)
+    return f"{package_digest()}+{own}" if own else package_digest()
+
+
+def user_rules_digest(ops: Iterable[str]) -> str:
+    """sha256 over the rules that the user declared for these ops; empty when there are none."""
+    said = [(op, rule.declared) for op in sorted(set(ops)) if (rule := rule_for(op)) is not None and rule.declared]
+    return hashlib.sha256(repr(said).encode()).hexdigest() if said else ""
+
 
 @cache
-def rules_digest() -> str:
+def package_digest() -> str:
     """sha256 over the sources of this package (rules, engine and fxpar's own ops), file by file in name order."""
     digest = hashlib.sha256()
     for name, text in sorted(_sources(files("fxpar.rules"), "")):

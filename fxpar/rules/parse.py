@@ -17,7 +17,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from fxpar.plans.errors import FxparError
 from fxpar.rules.factor_rule import Call, Factors, Group, Linear, Slot, argument_names, torch_op
+
+
+class RuleMismatch(FxparError, ValueError):
+    """A rule text does not fit a call of its op."""
+
 
 _TOKEN = re.compile(r"\(([^()]*)\)|(\S+)")
 
@@ -62,14 +68,14 @@ def string_factors(
     outputs 0 and 2 only). Numbers count the rule's operands, passed or not.
 
     Raises:
-        ValueError: the text does not fit the call (operand count, number of dims, sizes).
+        RuleMismatch: the text does not fit the call (operand count, number of dims, sizes).
     """
     left, _, right = text.partition("->")
     sides_in, sides_out = parse_side(left), parse_side(right)
     operands = tensor_operands(call)
     if len(operands) != len(sides_in) or len(call.outputs) != len(sides_out):
         found = f"{len(operands)} operands, {len(call.outputs)} outputs"
-        raise ValueError(f"rule '{text}' of {call.op} does not fit {found}")
+        raise RuleMismatch(f"rule '{text}' of {call.op} does not fit {found}")
     ellipsis = max(
         [len(call.inputs[o].shape) - len(s) + 1 for o, s in zip(operands, sides_in, strict=True)
          if o is not None and any(d.names == ("...",) for d in s)] or [0]
@@ -116,7 +122,7 @@ def tensor_operands(call: Call) -> list[int | None]:
     """Per tensor argument of the schema, its operand number (None when not passed). Lists of tensors are refused."""
     kinds = [str(a.type) for a in torch_op(call.op)._schema.arguments]
     if any(k.startswith(("List[Tensor", "List[Optional[Tensor")) for k in kinds):
-        raise ValueError(f"{call.op} takes a list of tensors: its rule must be a function")
+        raise RuleMismatch(f"{call.op} takes a list of tensors: its rule must be a function")
     return [
         call.operand(name) for name, kind in zip(argument_names(call.op), kinds, strict=True)
         if kind in ("Tensor", "Optional[Tensor]")
@@ -141,7 +147,7 @@ def _expanded(
         else:
             result.append(dim)
     if len(result) != len(shape):
-        raise ValueError(f"rule '{text}' of {call.op} does not fit an operand of shape {shape}")
+        raise RuleMismatch(f"rule '{text}' of {call.op} does not fit an operand of shape {shape}")
     return tuple(result)
 
 
@@ -157,7 +163,7 @@ def _learn_sizes(
             if name in ("1", "_") or size == 1:
                 sizes.setdefault(name, 1)
             elif sizes.get(name, 1) not in (1, size):
-                raise ValueError(f"rule '{text}' of {call.op}: {name} is {sizes[name]} and {size}")
+                raise RuleMismatch(f"rule '{text}' of {call.op}: {name} is {sizes[name]} and {size}")
             else:
                 sizes[name] = size
             continue
@@ -166,7 +172,7 @@ def _learn_sizes(
         if len(unknown) == 1 and known and size % known == 0:
             sizes[unknown[0]] = size // known
         if any(name not in sizes for name in dim.names) or math.prod(sizes[name] for name in dim.names) != size:
-            raise ValueError(f"rule '{text}' of {call.op}: cannot tell the parts of a compound dim of size {size}")
+            raise RuleMismatch(f"rule '{text}' of {call.op}: cannot tell the parts of a compound dim of size {size}")
 
 
 def _places(

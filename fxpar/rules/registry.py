@@ -47,20 +47,44 @@ def rule(
         ValueError: the op already has a rule.
     """
     for op in [ops] if isinstance(ops, str) else ops:
-        name = full_name(op)
-        if name in _RULES:
-            raise ValueError(f"{name} already has a rule")
-        if isinstance(factors, str):
-            text = factors
+        declare(
+            op, factors, linear=linear, reduce=reduce, reads=reads, addends=addends, nonempty=nonempty,
+            localise=localise, random=random,
+        )
 
-            def function(call: Call, text: str = text) -> Factors:
-                return string_factors(
-                    call, text, linear=linear, reduce=reduce, reads=reads, addends=addends, nonempty=nonempty
-                )
 
-            _RULES[name] = Rule(name, function, localise, text, random)
-        else:
-            _RULES[name] = Rule(name, factors, localise, factors.__name__, random)
+def declare(
+    op: str,
+    factors: str | Callable[[Call], Factors],
+    *,
+    linear: Sequence[str],
+    reduce: str,
+    reads: Sequence[str] | None,
+    addends: Sequence[int],
+    nonempty: bool,
+    localise: Localise | None,
+    random: bool,
+    declared: str = "",
+) -> None:
+    """Enter the rule of one op; arguments as in :func:`rule`, ``declared`` as in :class:`Rule`.
+
+    Raises:
+        ValueError: the op already has a rule.
+    """
+    name = full_name(op)
+    if name in _RULES:
+        raise ValueError(f"{name} already has a rule")
+    if isinstance(factors, str):
+        text = factors
+
+        def function(call: Call) -> Factors:
+            return string_factors(
+                call, text, linear=linear, reduce=reduce, reads=reads, addends=addends, nonempty=nonempty
+            )
+
+        _RULES[name] = Rule(name, function, localise, text, random, declared)
+    else:
+        _RULES[name] = Rule(name, factors, localise, getattr(factors, "__name__", "function"), random, declared)
 
 
 def rule_for(op: str) -> Rule | None:
