@@ -149,7 +149,7 @@ def compile_model(
     for item in whole:
         warnings.warn(item.text(), MissingRuleWarning, stacklevel=2)
     plan = Plan(
-        program, decisions, machine.name if cluster is None else cluster, budget, prediction, tuple(candidates),
+        program, decisions, str(machine.world_size) if cluster is None else cluster, budget, prediction, tuple(candidates),
         certificate, fingerprint(program, model),
         provenance=(("model", source.name), ("precision", precision), ("outputs", ",".join(outputs)),
                     ("optimizer state", "measured"), ("figures", f"simulated ({machine.origin} rates)"),
