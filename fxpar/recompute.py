@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fxpar.plans.program import Program, node_inputs
+from fxpar.rules.ops.hub import HUB
 
 LEVELS = ("none", "cheap", "layers")
 _LAYER = re.compile(r"^(.*?(?:^|\.)\d+)(?:\.|$)")
@@ -37,6 +38,9 @@ def recompute_nodes(program: Program, level: str) -> tuple[int, ...]:
     for index, node in enumerate(program.nodes):
         if node.phase == "forward":
             leaves.update(v for v in node_inputs(node) if v in producer and layers[producer[v]] != layers[index])
+    for node in reversed(program.nodes):
+        if node.op == HUB and node.outputs[0] in leaves:
+            leaves.update(node_inputs(node))
     return tuple(
         index for index, node in enumerate(program.nodes)
         if node.phase == "forward" and layers[index] is not None
@@ -55,7 +59,10 @@ class Saved:
 
 
 def saved_values(program: Program, recompute: tuple[int, ...], is_view: Callable[[int], bool]) -> Saved:
-    """What backward needs of forward: followed through views (they share storage) and through recomputed nodes."""
+    """What backward needs of forward: followed through views (they share storage) and through recomputed nodes.
+
+    A view that is not recomputed was made in forward: it keeps what it looks at, recomputed or not.
+    """
     producer = {v: n for n, node in enumerate(program.nodes) for v in node.outputs if v >= 0}
     repeated = frozenset(recompute)
     queue = [v for node in program.nodes if node.phase == "backward" for v in node_inputs(node)
@@ -74,8 +81,9 @@ def saved_values(program: Program, recompute: tuple[int, ...], is_view: Callable
         if node in repeated:
             again[node] = None
             queue += node_inputs(program.nodes[node])
-        elif is_view(node):
-            queue.append(node_inputs(program.nodes[node])[0])
         else:
-            kept[value] = None
+            while value in producer and is_view(producer[value]):
+                value = node_inputs(program.nodes[producer[value]])[0]
+            if value in producer:
+                kept[value] = None
     return Saved(tuple(sorted(kept)), tuple(sorted(again)))

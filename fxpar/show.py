@@ -160,7 +160,7 @@ def reasons(plan: Plan) -> list[str]:
             continue
         parts = [f"{ms(abs(d))} {'more' if d > 0 else 'less'} {what}"
                  for d, what in ((compute, "compute"), (exposed, "exposed communication")) if d]
-        longer = (compute + exposed) / chosen.step_ns
+        longer = (compute + exposed) / max(chosen.step_ns, 1)
         lines.append(f"{c.name} on {c.mesh} takes {longer:.1%} longer: {', '.join(parts)}")
     return lines
 

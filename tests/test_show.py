@@ -1,0 +1,87 @@
+"""What `fxpar show` prints is what the plan holds."""
+
+import json
+
+import msgspec
+import pytest
+import torch
+
+from fxpar.plans.text import canonical_text
+from fxpar.show import gib, ms, parameter_layouts, plan_facts, plan_text, reasons, size, split_work, table
+from tests.compiled import decoder_plan, mlp_plan
+
+torch.set_num_threads(1)
+replace = msgspec.structs.replace
+
+
+@pytest.mark.parametrize(("value", "text"), [(0, "0.0 us"), (999_999, "1000.0 us"), (1_000_000, "1.00 ms"),
+                                             (2_345_678_901, "2.35 s"), (-1_500_000, "-1.50 ms")])
+def test_times(value, text):
+    assert ms(value) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (3 * 2**20, "3.0 MiB"),
+                                             (2**30, "1.00 GiB"), (2**27, "0.12 GiB"), (2**26, "64.0 MiB")])
+def test_bytes(value, text):
+    assert gib(value) == text
+    assert size(5 * 2**30) == "5.0 GiB"
+
+
+def test_tables_are_aligned():
+    assert table([("a", "bbb"), ("cccc", "d")]) == ["  a     bbb", "  cccc  d"]
+    assert table([]) == []
+
+
+@pytest.mark.parametrize("make", [mlp_plan, decoder_plan])
+@pytest.mark.parametrize("mesh", ["2", "dp=2,tp=2"])
+def test_the_report_has_every_part(make, mesh):
+    plan = make(mesh)
+    text = plan_text(plan)
+    p = plan.prediction
+    assert f"mesh {plan.decisions.mesh} " in text and ms(p.step_ns) in text and "simulated" in text
+    for c in p.collectives:
+        assert c.kind in text
+    for candidate in plan.candidates:
+        assert candidate.name in text
+    assert plan.certificate.status in text
+    assert canonical_text(plan).rstrip() in plan_text(plan, full=True) and canonical_text(plan) not in text
+    assert all(len(line) < 400 for line in text.splitlines())
+
+
+def test_facts_are_json_and_complete():
+    plan = decoder_plan("dp=2,tp=2")
+    facts = json.loads(json.dumps(plan_facts(plan)))
+    assert facts["mesh"] == {"dp": 2, "tp": 2} and facts["model"] == "decoder"
+    assert facts["prediction"]["step_ns"] == plan.prediction.step_ns and facts["prediction"]["label"] == "simulated"
+    assert [c["name"] for c in facts["candidates"]] == [c.name for c in plan.candidates]
+    assert facts["certificate"]["bound_ns"] == plan.certificate.bound_ns
+    assert sum(row["count"] for row in facts["parameters"]) == sum(p.kind == "parameter" for p in plan.program.inputs)
+    assert facts["nodes"] == len(plan.program.nodes)
+
+
+def test_layers_are_counted_together():
+    counted = parameter_layouts(decoder_plan("dp=2,tp=2"))
+    assert counted["layers.*.up.weight", "[R, S(0)]"] + counted["layers.*.up.weight", "[R, S(1)]"] == 2
+    assert sum(split_work(decoder_plan("dp=2,tp=2")).values()) == 11
+
+
+def test_reasons_say_where_the_time_goes():
+    plan = decoder_plan("2")
+    lines = reasons(plan)
+    assert len(lines) == len(plan.candidates) - 1
+    for line, candidate in zip(lines, plan.candidates[1:], strict=True):
+        assert line.startswith(candidate.name) and ("longer" in line or "as fast" in line)
+    tight = replace(plan, candidates=tuple(replace(c, fits=i == 0) for i, c in enumerate(plan.candidates)),
+                    memory_bytes=0)
+    assert all("does not fit by" in line for line in reasons(tight))
+    assert plan_text(tight).count("does not fit") >= 2 * len(lines)
+    unknown = replace(plan, candidates=(plan.candidates[0], replace(plan.candidates[1], prediction=None, note="why")))
+    assert reasons(unknown) == [] and "why" in plan_text(unknown)
+    assert "plans compared" not in plan_text(replace(plan, candidates=()))
+
+
+def test_a_plan_of_nothing_is_shown_too():
+    """Figures of zero, as in plans made for tests."""
+    plan = mlp_plan("2")
+    bare = replace(plan, prediction=replace(plan.prediction, step_ns=0, compute_ns=0, exposed_ns=0))
+    assert plan_text(bare)
