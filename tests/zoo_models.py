@@ -33,6 +33,7 @@ class Architecture:
         configuration, model: names of classes in transformers.
         settings: of the configuration; a value ``(class name, settings)`` is a configuration in it.
         inputs: the global batch, as keyword arguments.
+        loss: from the model's output and its inputs; the loss in the output unless the model's own cannot be traced.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Architecture:
     model: str
     settings: Mapping[str, Any]
     inputs: Callable[[], Batch]
+    loss: Callable[[Any, Any], torch.Tensor] = default_loss
 
 
 def source_of(architecture: Architecture) -> ModelSource:
@@ -60,7 +62,7 @@ def source_of(architecture: Architecture) -> ModelSource:
         name=architecture.name,
         build=build,
         example_inputs=lambda: ((), architecture.inputs()),
-        loss=default_loss,
+        loss=architecture.loss,
         optimizer=OPTIMIZERS["adamw"],
     )
 
@@ -162,9 +164,16 @@ def wave(samples: int = 400) -> Callable[[], Batch]:
     return lambda: {"input_values": torch.randn(BATCH, samples, generator=numbers(7)), "labels": classes()}
 
 
-def wave_text() -> Batch:
-    return {"input_values": torch.randn(BATCH, 400, generator=numbers(7)),
-            "labels": torch.randint(1, VOCAB, (BATCH, 4), generator=numbers(8))}
+def unlabelled_wave() -> Batch:
+    return {"input_values": torch.randn(BATCH, 400, generator=numbers(7))}
+
+
+def ctc_loss(output: Any, inputs: Any) -> torch.Tensor:
+    """The loss of transformers' CTC heads, which look at the labels' values first (`if labels.max() >= ...`)."""
+    scores = nn.functional.log_softmax(output.logits, dim=-1).transpose(0, 1)
+    frames = torch.full((BATCH,), scores.shape[0], dtype=torch.long)
+    targets = (torch.arange(BATCH * 4).reshape(BATCH, 4) * 7) % (VOCAB - 1) + 1
+    return nn.functional.ctc_loss(scores, targets, frames, torch.tensor([4, 3, 4, 2, 1, 4]), reduction="mean")
 
 
 def spectrogram() -> Batch:
@@ -255,8 +264,8 @@ def vision(name: str, cls: str, size: int = 12, base: Mapping[str, Any] = VIT, *
 
 
 def speech(name: str, cls: str, head: str, inputs: Callable[[], Batch], base: Mapping[str, Any],
-           **more: Any) -> Architecture:
-    return Architecture(name, "speech", f"{cls}Config", f"{cls}For{head}", {**base, **more}, inputs)
+           loss: Callable[[Any, Any], torch.Tensor] = default_loss, **more: Any) -> Architecture:
+    return Architecture(name, "speech", f"{cls}Config", f"{cls}For{head}", {**base, **more}, inputs, loss)
 
 
 def multimodal(name: str, cls: str, model: str, inputs: Callable[[], Batch], **settings: Any) -> Architecture:
@@ -394,7 +403,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
            input_feat_per_channel=10, input_channels=1, conv_channels=14, num_conv_layers=2,
            max_source_positions=40, max_target_positions=16),
     speech("wav2vec2", "Wav2Vec2", "SequenceClassification", wave(), WAVE),
-    speech("wav2vec2_ctc", "Wav2Vec2", "CTC", wave_text, WAVE),
+    speech("wav2vec2_ctc", "Wav2Vec2", "CTC", unlabelled_wave, WAVE, ctc_loss),
     speech("hubert", "Hubert", "SequenceClassification", wave(), WAVE),
     speech("wavlm", "WavLM", "SequenceClassification", wave(), WAVE),
     speech("audio_spectrogram_transformer", "AST", "AudioClassification", spectrogram_class, VIT, max_length=24,
