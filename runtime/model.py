@@ -68,7 +68,7 @@ def load(plan: Plan | bytes | str | Path, model: M, *, group: dist.ProcessGroup 
         check_rules(decoded)
         check_surface(decoded.program, decoded.decisions)
         check_model(decoded, model)
-        local = rewritten(decoded, groups)
+        local = rewritten(decoded, groups.coords)
         mark = hashlib.sha256(encode(decoded)).hexdigest() + collective_signature(local)
     except FxparError as error:
         problem = error
@@ -81,14 +81,14 @@ def load(plan: Plan | bytes | str | Path, model: M, *, group: dist.ProcessGroup 
     return cast(M, _become_parallel(model, _State(decoded.program, decoded.decisions, groups, runner, seed)))
 
 
-def rewritten(plan: Plan, groups: MeshGroups) -> LocalProgram:
-    """This rank's local program.
+def rewritten(plan: Plan, coords: tuple[int, ...]) -> LocalProgram:
+    """The local program of the rank at ``coords``.
 
     Raises:
         PlanFileError: a node's arguments, or a decision, are not what its op takes.
     """
     try:
-        return rewrite(plan.program, plan.decisions, groups.coords)
+        return rewrite(plan.program, plan.decisions, coords)
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         # rules trust the types of arguments: the compiler made them, a damaged or hostile file may not have
         raise PlanFileError(
