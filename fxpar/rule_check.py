@@ -139,10 +139,12 @@ def chosen_ops(patterns: Sequence[str]) -> tuple[str, ...]:
         return tuple(known.values())
     chosen: dict[str, None] = {}
     for pattern in patterns:
-        wanted = pattern if pattern.count(".") == 2 or "*" in pattern else full_name(pattern)
-        found = [short for op, short in known.items() if fnmatch.fnmatchcase(op, wanted)]
+        names = {pattern, full_name(pattern)} if pattern.count(".") < 2 else {pattern}
+        found = [
+            short for op, short in known.items() if any(fnmatch.fnmatchcase(n, p) for n in (op, short) for p in names)
+        ]
         if not found:
-            why = "it has a rule but no example calls" if rule_for(wanted) else "no such op has a rule"
+            why = "it has a rule but no example calls" if any(map(rule_for, names)) else "no such op has a rule"
             raise FxparError(
                 f"cannot check '{pattern}'", numbers=why,
                 way_out="fxpar rules list shows names; your own ops are checked on the calls of a model: "

@@ -264,20 +264,24 @@ def loss_backward(draw: Draw, op: str) -> Example:
     return example(op, grad, x, y, reduction, *more)
 
 
-def ctc_call(draw: Draw) -> tuple:
+def ctc_call(draw: Draw, equal: bool) -> tuple:
+    """Log probabilities, targets, lengths (``equal`` ones, or shorter here and there)."""
     t, n, c = 6, draw.size(1, 4), 4
     lengths = torch.full((n,), t), torch.full((n,), 2)
+    if not equal:
+        lengths = draw.below(3, n) + t - 2, draw.below(2, n) + 1
     return draw.real(t, n, c).log_softmax(-1), draw.below(c - 1, n, 2) + 1, *lengths
 
 
 @calls("_ctc_loss.Tensor")
 def ctc(draw: Draw) -> Example:
-    return example("_ctc_loss.Tensor", *ctc_call(draw))
+    # what lies beyond a sample's lengths in log_alpha is not defined
+    return example("_ctc_loss.Tensor", *ctc_call(draw, equal=True))
 
 
 @calls("_ctc_loss_backward.Tensor")
 def ctc_backward(draw: Draw) -> Example:
-    call = ctc_call(draw)
+    call = ctc_call(draw, equal=False)
     value, alpha = torch.ops.aten._ctc_loss.Tensor(*call)
     return example("_ctc_loss_backward.Tensor", draw.real(*value.shape), *call, value, alpha, 0)
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxpar.plans.layout import Dims, layout_text, whole_dims
+from fxpar.plans.layout import PARTIAL_SUM, Dims, layout_text, whole_dims
 from fxpar.plans.mesh import Mesh
 from fxpar.plans.program import Arg, Dtype, Ref, TensorType
 from fxpar.rules.choices import JointChoice, Site, axis_choices, combine, joint_choices
@@ -254,6 +254,8 @@ def judge(
         held = [g for g in got if g is not None]
         if len(held) != len(got):
             return f"output {index} is missing on some rank"
+        if want.dtype is torch.bool and PARTIAL_SUM in choice.outputs[index]:
+            return f"output {index} is a pending sum of truth values"
         if any(h.dtype != want.dtype for h in held):
             return f"output {index} has dtype {held[0].dtype}, not {want.dtype}"
         allowed = max(tolerance, rounding(given.tensors, want))

@@ -138,7 +138,7 @@ try:
     fxpar.load(sys.argv[1], torch.nn.Linear(2, 2))
 except fxpar.FxparError as error:
     print(error)
-print("imported" if any("custom_op" in name for name in sys.modules) else "nothing imported")
+print("imported" if any(name.startswith("fxpar_model") for name in sys.modules) else "nothing imported")
 """
 
 
