@@ -27,7 +27,8 @@ def nll(call: Call) -> Factors:
             groups += loop(call, size, inputs, {0: at}, nonempty=True)
         else:
             groups += loop(call, size, inputs, {}, contract={0: "sum", 1: "sum"}, nonempty=True)
-    return Factors(groups, passes(call, "0>0") if reduction != MEAN else ())
+    # the total weight does not read the scores
+    return Factors(groups, passes(call, "0>0"))
 
 
 def nll_backward(call: Call) -> Factors:
@@ -40,7 +41,8 @@ def nll_backward(call: Call) -> Factors:
             at = d if d < classes else d - 1
             carried = {0: at} if len(call.shape(0)) > at else {}
             groups += loop(call, size, {1: d, 2: at, **carried}, {0: d}, nonempty=True)
-    return Factors(groups, passes(call, "0"))
+    # of the scores only the shape is read
+    return Factors(groups, passes(call, "0", "1>"))
 
 
 rule(["nll_loss_forward", "nll_loss2d_forward"], nll)

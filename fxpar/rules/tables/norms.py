@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from fxpar.plans.program import Arg
-from fxpar.rules.factor_rule import Block, Call, Factors, Group, Slot
+from fxpar.rules.factor_rule import Block, Call, Factors, Group, Linear, Slot
 from fxpar.rules.groups import Region, loop, passes
 from fxpar.rules.registry import rule
+
+
+def affine_sums(call: Call) -> tuple[Linear, ...]:
+    """The result is jointly linear in scale and shift; the statistics do not read them."""
+    affine = [o for name in ("weight", "bias") if call.has(name) and (o := call.operand(name)) is not None]
+    return (Linear(tuple(affine), (0,)),) if affine else ()
 
 
 def row_norm(rows_in: Sequence[str], rows_out: Sequence[int]) -> Callable[[Call], Factors]:
@@ -23,8 +29,7 @@ def row_norm(rows_in: Sequence[str], rows_out: Sequence[int]) -> Callable[[Call]
         groups: tuple[Group, ...] = ()
         for d, size in enumerate(shape[:rows]):
             groups += loop(call, size, dict.fromkeys(operands, d), dict.fromkeys(carried, d), contract=summed)
-        gradient = "0" if rows_in[0] == "grad_out" else ()
-        return Factors(groups, passes(call, *gradient))
+        return Factors(groups, passes(call, "0") if rows_in[0] == "grad_out" else affine_sums(call))
 
     factors.__name__ = "row_norm"
     return factors
@@ -44,7 +49,7 @@ def group_norm(call: Call) -> Factors:
     outputs: dict[int, Region] = {0: Slot((1,), 1, per), 1: 1, 2: 1}
     groups = loop(call, samples, {0: 0}, {0: 0, 1: 0, 2: 0}, nonempty=True)
     groups += loop(call, count, {0: Slot((1,), 1, per), **affine}, outputs, nonempty=True)
-    return Factors(groups)
+    return Factors(groups, affine_sums(call))
 
 
 def group_norm_backward(call: Call) -> Factors:
