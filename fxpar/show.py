@@ -6,8 +6,10 @@ from collections import Counter
 from typing import Any
 
 from fxpar.layers import layer_key
+from fxpar.plans.errors import FxparError
 from fxpar.plans.layout import layout_text
 from fxpar.plans.plan import NO_RULE, Candidate, Plan, Prediction
+from fxpar.plans.program import Node
 from fxpar.plans.text import canonical_text
 
 GIB = 2**30
@@ -61,19 +63,26 @@ def parameter_layouts(plan: Plan) -> Counter[tuple[str, str]]:
 
 def split_work(plan: Plan) -> Counter[str]:
     """How the matmuls, convolutions and attentions of the forward are split: per axis what each choice does."""
-    from fxpar.rules.choices import choice_by_names, site_of
-
     heavy = {"aten.mm.default", "aten.addmm.default", "aten.bmm.default", "aten.baddbmm.default",
              "aten.convolution.default", "fxpar.attention.default"}
     counts: Counter[str] = Counter()
     for node, names in zip(plan.program.nodes, plan.decisions.choices, strict=True):
         if node.op not in heavy or node.phase != "forward":
             continue
-        choice = choice_by_names(site_of(node, plan.program), names, plan.decisions.mesh)
-        if choice is not None:
-            inputs = ", ".join(layout_text(lay) for lay in choice.inputs)
-            counts[f"{node.op.split('.')[1]}: {inputs} -> {layout_text(choice.outputs[0])}"] += 1
+        counts[f"{node.op.split('.')[1]}: {_work_of(node, names, plan)}"] += 1
     return counts
+
+
+def _work_of(node: Node, names: tuple[str, ...], plan: Plan) -> str:
+    from fxpar.rules.choices import choice_by_names, site_of
+
+    try:
+        choice = choice_by_names(site_of(node, plan.program), names, plan.decisions.mesh)
+    except (ArithmeticError, AttributeError, FxparError, LookupError, RuntimeError, TypeError, ValueError):
+        choice = None  # a damaged file: the rule of the op cannot be applied to the call
+    if choice is None:
+        return f"({' '.join(names)}) does not fit the op's rule: this plan cannot be loaded"
+    return f"{', '.join(map(layout_text, choice.inputs))} -> {layout_text(choice.outputs[0])}"
 
 
 def plan_text(plan: Plan, *, full: bool = False) -> str:

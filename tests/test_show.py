@@ -85,3 +85,15 @@ def test_a_plan_of_nothing_is_shown_too():
     plan = mlp_plan("2")
     bare = replace(plan, prediction=replace(plan.prediction, step_ns=0, compute_ns=0, exposed_ns=0))
     assert plan_text(bare)
+
+
+def test_a_damaged_plan_is_shown_with_what_is_wrong():
+    plan = mlp_plan("2")
+    at = next(i for i, n in enumerate(plan.program.nodes) if n.op == "aten.addmm.default")
+    nodes = list(plan.program.nodes)
+    nodes[at] = replace(nodes[at], args=())
+    damaged = replace(plan, program=replace(plan.program, nodes=tuple(nodes)))
+    assert "does not fit the op's rule" in plan_text(damaged)
+    choices = (*plan.decisions.choices[:at], ("f77",), *plan.decisions.choices[at + 1 :])
+    unknown = replace(plan, decisions=replace(plan.decisions, choices=choices))
+    assert "(f77) does not fit" in plan_text(unknown)

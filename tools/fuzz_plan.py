@@ -117,6 +117,7 @@ def sealed(payload: bytes) -> bytes:
 def outcome(data: bytes) -> str:
     """What became of a file, in a word; anything unforeseen is raised."""
     from fxpar.runtime.model import check_ops, check_surface, rewritten
+    from fxpar.show import plan_text
 
     try:
         plan = decode(data, where="fuzz")
@@ -126,6 +127,7 @@ def outcome(data: bytes) -> str:
     if encode(decode(encode(plan))) != encode(plan):
         raise AssertionError("the plan does not encode to itself")
     canonical_text(plan)
+    plan_text(plan)
     try:
         check_ops(plan.program)
         check_surface(plan.program, plan.decisions)
