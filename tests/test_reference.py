@@ -4,7 +4,33 @@ import pytest
 import torch
 from torch.nn.functional import grouped_mm
 
+from fxpar.compile import compile_model
+from fxpar.model_source import load_model_source
+from fxpar.plans.errors import UnsupportedError
 from fxpar.reference import computing_in, grouped_product
+from fxpar.verify import verify_plan
+
+EXPERTS = """
+import torch
+from torch import nn
+
+
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 8, 16).bfloat16())
+        self.register_buffer("ends", torch.tensor([4, 4, 16], dtype=torch.int32))
+
+    def forward(self, x):
+        return nn.functional.grouped_mm(x.bfloat16(), self.weight, offs=self.ends).float().square().mean()
+
+
+build = Experts
+
+
+def example_inputs():
+    return (torch.arange(128.0).reshape(16, 8).cos(),), {}
+"""
 
 OFFSETS = torch.tensor([4, 4, 16], dtype=torch.int32)
 
@@ -29,3 +55,12 @@ def test_experts_have_gradients_in_float64():
         grouped_mm(*wide, offs=OFFSETS).square().sum().backward()
     for narrow, double in zip((rows, experts), wide, strict=True):
         torch.testing.assert_close(narrow.grad, double.grad.float())
+
+
+def test_experts_in_bfloat16_are_compared_as_they_are_and_refused_in_float64(model_file):
+    source = load_model_source(model_file(EXPERTS))
+    plan = compile_model(source, mesh="2", random_choices=0).plan
+    assert verify_plan(plan, source, dtype="f32").ok
+    with pytest.raises(UnsupportedError, match="no float64 kernel for aten._grouped_mm.default") as refused:
+        verify_plan(plan, source, dtype="f64")
+    assert refused.value.way_out == "--dtype f32"

@@ -220,7 +220,7 @@ DECODER = {"vocab_size": VOCAB, "hidden_size": 24, "intermediate_size": 37, "num
            "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 32, "use_cache": False,
            **SPECIAL}
 # the grouped matmul of experts takes widths of whole 16 bytes
-EXPERTS = {**DECODER, "intermediate_size": 36, "moe_intermediate_size": 20, "num_experts": 5, "num_experts_per_tok": 2}
+EXPERTS = {**DECODER, "intermediate_size": 40, "moe_intermediate_size": 24, "num_experts": 5, "num_experts_per_tok": 2}
 ENCODER = {"vocab_size": VOCAB, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3,
            "intermediate_size": 41, "max_position_embeddings": 32, "type_vocab_size": 2, **SPECIAL}
 SEQ2SEQ = {"vocab_size": VOCAB, "d_model": 24, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 3,
