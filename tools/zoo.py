@@ -206,10 +206,11 @@ def main(arguments: Iterable[str] | None = None) -> int:
     for architecture in chosen:
         verdicts.append(judge_apart(architecture, wanted, options.timeout))
         print(verdicts[-1].line(), flush=True)
-    if options.json:
-        Path(options.json).write_text(json.dumps([dataclasses.asdict(v) for v in verdicts], indent=1) + "\n")
-    if options.markdown:
-        Path(options.markdown).write_text(markdown(verdicts, wanted))
+        # after each one: a run that is stopped leaves what it found
+        if options.json:
+            Path(options.json).write_text(json.dumps([dataclasses.asdict(v) for v in verdicts], indent=1) + "\n")
+        if options.markdown:
+            Path(options.markdown).write_text(markdown(verdicts, wanted))
     passed = sum(v.ok for v in verdicts)
     print(f"{passed} passed, {len(verdicts) - passed} failed")
     return 0 if passed == len(verdicts) else 1
