@@ -149,8 +149,8 @@ def compile_model(
     for item in whole:
         warnings.warn(item.text(), MissingRuleWarning, stacklevel=2)
     plan = Plan(
-        program, decisions, str(machine.world_size) if cluster is None else cluster, budget, prediction, tuple(candidates),
-        certificate, fingerprint(program, model),
+        program, decisions, str(machine.world_size) if cluster is None else cluster, budget, prediction,
+        tuple(candidates), certificate, fingerprint(program, model),
         provenance=(("model", source.name), ("precision", precision), ("outputs", ",".join(outputs)),
                     ("optimizer state", "measured"), ("figures", f"simulated ({machine.origin} rates)"),
                     *((f"{NO_RULE}{item.op}", item.text()) for item in whole)),

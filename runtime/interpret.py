@@ -11,6 +11,7 @@ from torch import Tensor
 
 import fxpar.rules.ops  # noqa: F401  (registers fxpar::...)
 from fxpar.plans.program import Arg, Constant, Dtype, Program, Ref, refs
+from fxpar.rules.factor_rule import torch_op
 
 
 def view_as_complex(pairs: Tensor) -> Tensor:
@@ -25,17 +26,13 @@ _STRIDE_FREE = {"aten.view.default": "aten.reshape.default", "aten._unsafe_view.
 _ANY_STRIDES = {"aten.view_as_complex.default": view_as_complex}
 
 
-@cache
 def operator_of(op: str) -> Any:
     """The torch op of ``"namespace.name.overload"``, or a function with its schema that takes tensors of any strides.
 
     Raises:
         AttributeError: this torch has no such op.
     """
-    if op in _ANY_STRIDES:
-        return _ANY_STRIDES[op]
-    namespace, name, overload = _STRIDE_FREE.get(op, op).split(".")
-    return getattr(getattr(getattr(torch.ops, namespace), name), overload)
+    return _ANY_STRIDES[op] if op in _ANY_STRIDES else torch_op(_STRIDE_FREE.get(op, op))
 
 
 @cache

@@ -20,15 +20,22 @@ from fxpar.plans.layout import Digit
 from fxpar.plans.program import Arg, Node, Program, Ref, TensorType, map_refs, node_inputs
 
 
-@cache
 def torch_op(op: str) -> torch._ops.OpOverload:
     """The torch op of a program name ``"namespace.name.overload"``.
 
     Raises:
         AttributeError: torch has no such op registered.
     """
+    # a user's op is another object once its module ran again, and the old one must not be called
+    return _lasting_op(op) if op.startswith(("aten.", "fxpar.")) else _registered_op(op)
+
+
+def _registered_op(op: str) -> torch._ops.OpOverload:
     namespace, name, overload = op.split(".")
     return getattr(getattr(getattr(torch.ops, namespace), name), overload)
+
+
+_lasting_op = cache(_registered_op)
 
 
 @cache

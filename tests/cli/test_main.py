@@ -11,7 +11,8 @@ from fxpar.cli.main import main, unexpected_error
 from fxpar.cli.options import hint, memory, names
 from fxpar.version import VERSION
 
-COMMANDS = (["compile"], ["verify"], ["check"], ["show"], ["rules", "list"])
+COMMANDS = (["compile"], ["verify"], ["check"], ["show"], ["rules", "list"], ["rules", "coverage"],
+            ["rules", "check"])
 
 
 def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:

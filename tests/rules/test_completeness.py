@@ -41,8 +41,8 @@ OPS = (
     "logsumexp", "argmax", "topk", "sort", "native_layer_norm", "native_layer_norm_backward", "native_group_norm",
     "native_group_norm_backward", "_fused_rms_norm", "embedding", "embedding_dense_backward", "gather", "scatter_add",
     "index.Tensor", "index_select", "index_add", "index_put", "convolution", "convolution_backward",
-    "max_pool2d_with_indices", "avg_pool2d", "transpose.int", "permute", "t", "unsqueeze", "squeeze.dim", "cat", "stack",
-    "select.int", "slice.Tensor", "constant_pad_nd", "flip", "tril", "copy", "fill.Tensor", "nll_loss_forward",
+    "max_pool2d_with_indices", "avg_pool2d", "transpose.int", "permute", "t", "unsqueeze", "squeeze.dim", "cat",
+    "stack", "select.int", "slice.Tensor", "constant_pad_nd", "flip", "tril", "copy", "fill.Tensor", "nll_loss_forward",
     "nll_loss_backward", "mse_loss", "fxpar::hub", "linalg_cross",
 )  # fmt: skip
 
