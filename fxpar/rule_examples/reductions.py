@@ -68,6 +68,12 @@ def reduced_to_one(draw: Draw, op: str) -> Example:
     return example(op, draw.distinct(*draw.shape()))
 
 
+@calls("nansum")
+def sum_without_nans(draw: Draw) -> Example:
+    x = draw.real(4, 3, 6)
+    return example("nansum", torch.where(draw.mask(4, 3, 6), x, torch.nan), draw.pick([0], [1], [-1], [0, 2], None))
+
+
 @calls("sum.dim_IntList", "mean.dim", "nansum")
 def summed(draw: Draw, op: str) -> Example:
     x = draw.real(4, 3, 6)

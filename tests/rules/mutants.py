@@ -98,13 +98,18 @@ def changed(rule: Rule, label: str) -> Rule:
 
 
 def differs(rule: Rule, label: str, call: Call) -> bool:
-    """True when the mutant says something else of this call."""
+    """True when the mutant claims something of this call that the rule does not."""
     if label == "the local call is the global one":
         return rule.localise is not None
     before = rule.factors(call)
     after = CHANGES[label](call, before)
-    kept = [entry for entry in after.linear if choices.keeps_sums(call, entry)]
-    return (after.groups, set(kept)) != (before.groups, {e for e in before.linear if choices.keeps_sums(call, e)})
+    return bool(offered(call, after) - offered(call, before))
+
+
+def offered(call: Call, factors: Factors) -> set[Group | Linear]:
+    """What of the factors can become a choice: loops that some operand or output carries, sums that lose nothing."""
+    loops = {g for g in factors.groups if any(slot is not None for slot in (*g.inputs, *g.outputs))}
+    return loops | {entry for entry in factors.linear if choices.keeps_sums(call, entry)}
 
 
 LABELS = (*CHANGES, "the local call is the global one")

@@ -47,16 +47,16 @@ def test_a_contracted_dim_makes_a_product_pending_and_rows_by_columns_do_not_exi
 def attention(heads: int = 4, shared: int = 4, **more: object) -> Example:
     q, k = ones(2, heads, 3, 8), ones(2, shared, 5, 8)
     rest = dict(mask=None, seed=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False, op_id=0)
-    rest["geometry"] = []
+    rest["geometry"] = rest["rows"] = []
     return example("fxpar::attention", q, k, k, **{**rest, **more})
 
 
-def test_attention_splits_batch_and_heads_but_neither_head_dim_nor_positions() -> None:
+def test_attention_splits_batch_heads_and_query_rows_but_neither_head_dim_nor_keys() -> None:
     found = choices(attention())
     assert with_inputs(found, Shard(0), Shard(0), Shard(0))
     assert with_inputs(found, Shard(1), Shard(1), Shard(1))
-    for dim in (2, 3):
-        assert not any(c.inputs[0] == Shard(dim) or c.inputs[1] == Shard(dim) for c in found)
+    assert with_inputs(found, Shard(2), REPLICATE, REPLICATE)
+    assert not any(Shard(3) in c.inputs[:2] or c.inputs[1] == Shard(2) for c in found)
 
 
 def test_grouped_heads_split_by_group_or_by_query_head_within_a_group() -> None:
