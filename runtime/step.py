@@ -177,9 +177,10 @@ class Runner:
         with peers_may_stop():
             returned = self.executable.backward(row)
         found: dict[int, DTensor] = {}
+        used: dict[int, list[tuple[int, int]]] = {}
         for gradient, local in zip(self.gradients, returned, strict=True):
             if gradient is not None:
-                local = local.contiguous()
+                local = own_memory(local, used)
                 found[gradient.value] = as_dtensor(local, gradient.placements, gradient.shape, self.groups)
         return found
 
@@ -193,6 +194,26 @@ class Runner:
         if placements is None:
             raise FxparError(f"the output {self.program.outputs[index].name} has a layout that torch cannot say")
         return as_dtensor(local, placements, self.program.types[value].shape, self.groups)
+
+
+def own_memory(tensor: torch.Tensor, used: dict[int, list[tuple[int, int]]]) -> torch.Tensor:
+    """``tensor``, contiguous, or a copy where its elements are also another gradient's.
+
+    Two parameters may have the very same gradient (two biases added to one sum), which a program computes once; what
+    works on gradients in place (clipping, scaling, accumulating) must find each of them apart. Parts of one bucket
+    share storage but no elements and are left as they are.
+
+    Args:
+        used: elements taken so far, per storage as (start, end); added to.
+    """
+    tensor = tensor.contiguous()
+    taken = used.setdefault(tensor.untyped_storage().data_ptr(), [])
+    start = tensor.storage_offset()
+    end = start + tensor.numel()
+    if any(start < other_end and other_start < end for other_start, other_end in taken):
+        return tensor.clone()
+    taken.append((start, end))
+    return tensor
 
 
 class PlanFunction(torch.autograd.Function):
