@@ -74,8 +74,6 @@ def test_usage_errors_are_2_and_name_the_option(arguments, said, capsys):
     [
         (["--microbatches", "4"], "--microbatches 4"),
         (["--zero", "2"], "--zero 2"),
-        (["--recompute", "on"], "--recompute on"),
-        (["--recompute", "auto"], "--recompute auto"),
         (["--hint", "fc.*=tp:Shard(0)"], "--hint fc.*=tp:Shard(0)"),
     ],
 )
