@@ -47,10 +47,9 @@ class _Wider(TorchFunctionMode):
             return args[0].double()
         if func is torch._grouped_mm:
             return grouped_product(*args, **kwargs)
-        if func is not torch.Tensor.type:
-            args, kwargs = pytree.tree_map(
-                lambda leaf: _WIDER.get(leaf, leaf) if isinstance(leaf, torch.dtype) else leaf, (args, kwargs)
-            )
+        args, kwargs = pytree.tree_map(
+            lambda leaf: _WIDER.get(leaf, leaf) if isinstance(leaf, torch.dtype) else leaf, (args, kwargs)
+        )
         return func(*args, **kwargs)
 
 

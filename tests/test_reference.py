@@ -64,3 +64,12 @@ def test_experts_in_bfloat16_are_compared_as_they_are_and_refused_in_float64(mod
     with pytest.raises(UnsupportedError, match="no float64 kernel for aten._grouped_mm.default") as refused:
         verify_plan(plan, source, dtype="f64")
     assert refused.value.way_out == "--dtype f32"
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_every_way_to_ask_for_less_than_double_is_answered_in_double(dtype):
+    x = torch.randn(3, dtype=torch.float64)
+    with computing_in(torch.float64):
+        for same in (x.to(dtype), x.to("cpu", dtype), x.type(dtype), x.type(dtype=dtype), x.to(dtype=dtype)):
+            assert same.dtype is torch.float64 and same.equal(x)
+        assert x.type() == "torch.DoubleTensor" and x.type(torch.int64).dtype is torch.int64
