@@ -218,3 +218,9 @@ def polygamma(draw: Draw) -> Example:
 @calls("round.decimals")
 def rounded(draw: Draw) -> Example:
     return example("round.decimals", draw.real(*draw.shape()), decimals=1)
+
+
+@calls("nan_to_num")
+def with_nans(draw: Draw) -> Example:
+    shape = draw.shape()
+    return example("nan_to_num", torch.where(draw.mask(*shape), draw.real(*shape), torch.nan))

@@ -30,6 +30,10 @@ SOUND = {("nll_loss_forward", "empty pieces are allowed"), ("native_group_norm_b
 SOUND_ELSEWHERE = {
     # counts of smaller elements add up over pieces of the boundaries
     ("searchsorted.Tensor", "dim -1 splits too"),
+    # linear in the first operand, as long as no logarithm is infinite
+    *((op, "linear in operand 0 alone") for op in ("polar", "xlogy.Tensor", "xlogy.Scalar_Other", "special_xlog1py")),
+    # moves its operand by less than what sums round
+    ("nextafter", "linear in operand 0 alone"),
     # the arguments that become local are such as the op would find by itself
     *((op, "the local call is the global one") for op in
       ("chunk", "flatten.using_ints", "unsqueeze", "unsqueeze_copy")),
