@@ -11,7 +11,9 @@ from tests.zoo_models import ARCHITECTURES, BY_NAME
 from tools.zoo import Verdict, Wanted, judge, markdown
 
 QUICK = ("distilbert", "gpt_neo", "convnext")
-REFUSED = dict.fromkeys(("led", "switch_transformers", "wav2vec2_ctc"), "a data-dependent branch")
+REFUSED = dict.fromkeys(
+    ("led", "switch_transformers", "wav2vec2_ctc", "vilt", "llava"), "a data-dependent branch"
+)
 
 
 @pytest.fixture(autouse=True)
