@@ -1,8 +1,8 @@
 """What the names of mesh axes ask for, as filters over choices.
 
 An anonymous axis leaves the solver free. ``dp`` splits the batch wherever an op can, and nothing else; parameters stay
-whole on it, or are all cut on it (ZeRO-3). ``tp`` never splits the batch, must split every matmul weight that can be
-split, and stores it cut.
+whole on it, or are cut on it between uses (ZeRO-3). ``tp`` never splits the batch, must split every matmul weight that
+can be split, and stores it cut.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Restriction:
     ``roles``: per mesh axis ``"dp"``, ``"tp"`` or ``""`` (free).
     ``is_batch(node, factor)`` and ``input_is_batch(input, dim, atom)`` say which loops and atoms are the batch;
     ``weights``: operands of forward products that are parameters, ``weight_values`` those parameters.
-    ``sharded``: parameters are all cut on the dp axis (ZeRO-3) instead of whole on it.
+    ``sharded``: parameters are all cut on the dp axis (ZeRO-3), all whole on it, or (None) each as is best.
     """
 
     program: Program
@@ -44,7 +44,7 @@ class Restriction:
     input_is_batch: Callable[[int, int, int], bool]
     weights: dict[int, tuple[int, ...]]
     weight_values: frozenset[int]
-    sharded: bool = False
+    sharded: bool | None = False
 
     def nodes(self, index: int, site: Site, choices: Sequence[JointChoice]) -> Sequence[JointChoice]:
         """Choices of a node under the named axes: each axis' wish in turn, as far as anything is left."""
@@ -85,7 +85,8 @@ class Restriction:
             whole = [lay for lay in layouts if isinstance(lay[axis], Replicate)]
             if item.kind == "parameter":
                 if name == "dp":
-                    layouts = (cut or whole) if self.sharded else whole
+                    if self.sharded is not None:
+                        layouts = (cut or whole) if self.sharded else whole
                 elif name == "tp":
                     layouts = cut if cut and item.value in self.weight_values else layouts
             elif item.kind == "input":

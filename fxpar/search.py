@@ -22,6 +22,7 @@ from fxpar.progress import Progress
 from fxpar.recompute import recompute_nodes
 from fxpar.restrict import Restriction, roles_of, weight_operands, weight_values
 from fxpar.rules.choices import joint_choices
+from fxpar.show import gib
 from fxpar.simulate import OptimizerBytes, simulate
 from fxpar.solver.solution import Solution
 from fxpar.solver.solve import solve
@@ -93,7 +94,7 @@ class Search:
         self.weights = weight_operands(program)
         self.weight_values = weight_values(program, self.weights)
 
-    def restriction(self, roles: tuple[str, ...], sharded: bool) -> Restriction:
+    def restriction(self, roles: tuple[str, ...], sharded: bool | None) -> Restriction:
         """Filters for axes in the given roles."""
         classes, batch, program = self.classes, self.batch, self.request.program
         return Restriction(
@@ -104,7 +105,7 @@ class Search:
         )
 
     def formulate(
-        self, mesh: Mesh, roles: tuple[str, ...], sharded: bool, budget: int | None, level: str
+        self, mesh: Mesh, roles: tuple[str, ...], sharded: bool | None, budget: int | None, level: str
     ) -> Formulation:
         """The problem on a mesh with axes in the given roles, at a level of recomputation."""
         restriction = self.restriction(roles, sharded)
@@ -137,25 +138,27 @@ class Search:
         return results
 
     def best(self, mesh: Mesh, roles: tuple[str, ...], starts: Sequence[Found]) -> Found | None:
-        """The solver's fastest plan on a mesh; more recomputation is tried only where memory binds."""
+        """The solver's fastest plan on a mesh; more recomputation, and parameters cut on dp axes, are tried only where
+        memory binds."""
         best: Found | None = None
-        for level in self.request.levels:
-            found, binds = self._best_at(level, mesh, roles, starts)
-            if found is not None and (best is None or (not found.fits, found.prediction.step_ns) < (
-                not best.fits, best.prediction.step_ns
-            )):
-                best = found
-            if not binds:
-                break
+        for sharded in (False, None) if "dp" in roles else (False,):
+            for level in self.request.levels:
+                found, binds = self._best_at(level, mesh, roles, sharded, starts)
+                if found is not None and (best is None or (not found.fits, found.prediction.step_ns) < (
+                    not best.fits, best.prediction.step_ns
+                )):
+                    best = found
+                if not binds:
+                    return best
         return best
 
     def _best_at(
-        self, level: str, mesh: Mesh, roles: tuple[str, ...], starts: Sequence[Found]
+        self, level: str, mesh: Mesh, roles: tuple[str, ...], sharded: bool | None, starts: Sequence[Found]
     ) -> tuple[Found | None, bool]:
         """(plan, whether memory shaped it): the budget is tightened while the simulator finds it exceeded."""
         request = self.request
         budget = request.budget_bytes
-        formulation = self.formulate(mesh, roles, False, budget, level)
+        formulation = self.formulate(mesh, roles, sharded, budget, level)
         result: Found | None = None
         for attempt in range(MEMORY_ROUNDS):
             with request.progress(f"solving on {mesh}{_with(level)}"):
@@ -207,26 +210,34 @@ def run_search(request: Request, meshes: Sequence[Mesh], *, pinned: bool) -> tup
     pool = own if pinned else [*own, *manual]
     fitting = [f for f in pool if f.fits]
     if not fitting:
-        raise too_large(pool or manual, request.budget_bytes)
+        raise too_large(own + manual, request.budget_bytes)
     chosen = min(fitting, key=lambda f: f.prediction.step_ns)
     others = [f for f in (*own, *manual) if f is not chosen]
     return chosen, [f.candidate() for f in (chosen, *others)]
 
 
-def too_large(pool: Sequence[Found], budget: int) -> Infeasible:
-    """The error when nothing fits, with the parts of the smallest candidate."""
-    gib = 2**30
-    if not pool:
-        return Infeasible(f"the model does not fit: no plan found within {budget / gib:.2f} GiB per device",
-                          way_out="give more devices (--cluster, --mesh) or more memory (--memory)")
-    least = min(pool, key=lambda f: f.prediction.peak_bytes)
+def too_large(tried: Sequence[Found], budget: int) -> Infeasible:
+    """The error when nothing that is allowed fits, with the parts of the smallest plan that was tried."""
+    way_out = "give more devices (--cluster, --mesh), more memory (--memory), or a smaller batch"
+    small = [f for f in tried if f.fits]
+    if small:
+        best = min(small, key=lambda f: f.prediction.step_ns)
+        sizes = "x".join(map(str, best.decisions.mesh.sizes))
+        return Infeasible(
+            f"no plan with these mesh axes fits in {gib(budget)} per device", where=f"--mesh {best.decisions.mesh}",
+            numbers=f"{best.name} on the same devices needs {gib(best.prediction.peak_bytes)}",
+            way_out=f"leave the axes anonymous (--mesh {sizes}), or {way_out}",
+        )
+    if not tried:
+        return Infeasible(f"the model does not fit: no plan found within {gib(budget)} per device", way_out=way_out)
+    least = min(tried, key=lambda f: f.prediction.peak_bytes)
     p = least.prediction
     return Infeasible(
-        f"the model does not fit: it needs {p.peak_bytes / gib:.2f} GiB of {budget / gib:.2f} GiB per device",
+        f"the model does not fit: it needs {gib(p.peak_bytes)} of {gib(budget)} per device",
         where=f"the smallest plan found: {least.name} on {least.decisions.mesh}",
-        numbers=f"GiB: parameters {p.parameter_bytes / gib:.2f}, gradients {p.gradient_bytes / gib:.2f}, "
-                f"optimizer {p.optimizer_bytes / gib:.2f}, activations {p.activation_bytes / gib:.2f}",
-        way_out="give more devices (--cluster, --mesh), more memory (--memory), or a smaller batch",
+        numbers=f"parameters {gib(p.parameter_bytes)}, gradients {gib(p.gradient_bytes)}, "
+                f"optimizer {gib(p.optimizer_bytes)}, activations {gib(p.activation_bytes)}",
+        way_out=way_out,
     )
 
 

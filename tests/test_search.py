@@ -14,7 +14,7 @@ from fxpar.plans.layout import Partial, Shard
 from fxpar.plans.mesh import parse_mesh
 from fxpar.runtime.interpret import run_global
 from fxpar.runtime.virtual import rewrite_all, run_virtual
-from fxpar.search import manual_roles, natural_meshes, random_decisions
+from fxpar.search import Found, manual_roles, natural_meshes, random_decisions, too_large
 from fxpar.simulate import simulate
 from fxpar.stored import stored_layouts
 from tests.compiled import VOCAB, adamw, captured, decoder_plan, decoder_program, mlp_plan, mlp_program, prices
@@ -69,6 +69,28 @@ def test_less_memory_than_data_parallel_needs_is_found(big):
     assert any(i.kind == "parameter" and isinstance(lay[0], Shard) for i, lay in stored)
 
 
+def test_named_dp_axes_cut_parameters_where_memory_binds(big):
+    taken, source, dp = big
+    budget = int(0.6 * dp.prediction.peak_bytes)
+    plan = compile_model(source, mesh="dp=4", memory=budget, captured=taken).plan
+    assert plan.prediction.peak_bytes <= budget and plan.certificate.status == "pinned"
+    stored = zip(plan.program.inputs, plan.decisions.inputs, strict=True)
+    assert any(i.kind == "parameter" and isinstance(lay[0], Shard) for i, lay in stored)
+    assert not any(i.kind == "parameter" and isinstance(lay[0], Shard)
+                   for i, lay in zip(dp.program.inputs, dp.decisions.inputs, strict=True))
+
+
+def test_axes_that_stand_in_the_way_are_named(big):
+    """Something fits, but not under the names the user gave."""
+    _, _, plan = big
+    pinned = Found("fxpar", plan.decisions, plan.prediction, plan.certificate, False)
+    other = Found("ZeRO-3", plan.decisions, plan.prediction, plan.certificate, True)
+    text = str(too_large([pinned, other], plan.prediction.peak_bytes))
+    assert "no plan with these mesh axes fits" in text and "ZeRO-3" in text and "--mesh 4" in text
+    assert "the model does not fit: it needs" in str(too_large([pinned], MIB))
+    assert "no plan found within 1.0 MiB" in str(too_large([], MIB))
+
+
 def test_recomputation_is_used_where_activations_bind():
     taken, source = captured("decoder", width=64, heads=4, layers=3, batch=16, length=64)
     free = compile_model(source, mesh="dp=2", captured=taken).plan
@@ -91,7 +113,7 @@ def test_what_never_fits_is_an_error_in_numbers(big, mesh):
     with pytest.raises(Infeasible) as caught:
         compile_model(source, mesh=mesh, memory=MIB, captured=taken)
     text = str(caught.value)
-    assert "does not fit" in text and "GiB" in text and "--memory" in text
+    assert "does not fit" in text and "of 1.0 MiB per device" in text and "--memory" in text
     assert "parameters" in text and "optimizer" in text
 
 
