@@ -208,8 +208,8 @@ def own_memory(tensor: torch.Tensor, used: dict[int, list[tuple[int, int]]]) -> 
     """
     tensor = tensor.contiguous()
     taken = used.setdefault(tensor.untyped_storage().data_ptr(), [])
-    start = tensor.storage_offset()
-    end = start + tensor.numel()
+    start = int(tensor.storage_offset())
+    end = start + int(tensor.numel())
     if any(start < other_end and other_start < end for other_start, other_end in taken):
         return tensor.clone()
     taken.append((start, end))
