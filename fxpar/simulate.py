@@ -13,16 +13,21 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
+
 from fxpar.cost.compute import Work, compute_ns
 from fxpar.cost.op_work import TensorShape, tensor_bytes, work_of
 from fxpar.plans.plan import CollectiveTotal, Decisions, Prediction
 from fxpar.plans.program import Program, TensorType
 from fxpar.prices import Prices
 from fxpar.rules.factor_rule import argument_names
-from fxpar.runtime.local import CollectiveStep, LocalProgram, LocalStep, OpStep
+from fxpar.runtime.interpret import operator_of
+from fxpar.runtime.local import CollectiveStep, LocalProgram, LocalStep, OpStep, torch_dtype
+from fxpar.runtime.op_call import call_arguments, results
 from fxpar.runtime.rewrite.passes import rewrite
 
 OptimizerBytes = Callable[[str, str], int]
+META = torch.device("meta")
 
 
 @dataclass(frozen=True)
@@ -160,6 +165,9 @@ def replay_memory(local: LocalProgram, gradients: tuple[int, ...]) -> tuple[int,
         freed[index].append(value)
     fixed = {root[v] for v in local.inputs} | {root[local.outputs[p]] for p in gradients}
     sizes = [_bytes(kind) for kind in local.types]
+    for step in local.steps:
+        if isinstance(step, CollectiveStep) and step.kind == "all_reduce":
+            sizes[step.outputs[0]] = sum(sizes[v] for v in step.outputs)
     live = sum(sizes[v] for v in {root[v] for v in local.inputs})
     temporary = most_temporary = 0
     peak = live
@@ -176,21 +184,47 @@ def replay_memory(local: LocalProgram, gradients: tuple[int, ...]) -> tuple[int,
 
 
 def storage_roots(local: LocalProgram) -> list[int]:
-    """Per local value, the value whose storage it shares (itself when it owns it)."""
+    """Per local value, the value whose storage it shares (itself when it owns it).
+
+    Views are made of meta tensors, strides and all: a reshape of a transposed value is a copy, as it is when it runs.
+    What any other op makes counts as contiguous.
+    """
     root = list(range(len(local.types)))
+    strided: dict[int, torch.Tensor] = {}
+
+    def on_meta(value: int) -> torch.Tensor:
+        if value not in strided:
+            kind = local.types[value]
+            strided[value] = torch.empty(kind.shape, dtype=torch_dtype(kind.dtype), device="meta")
+        return strided[value]
+
     for step in local.steps:
-        if isinstance(step, OpStep) and step.operands and _shares(step, local):
-            for value in step.writes:
-                root[value] = root[step.operands[0]]
+        if isinstance(step, OpStep) and step.operands and _may_share(step, local):
+            positional, named = call_arguments(step.op, step.args, {v: on_meta(v) for v in step.operands}, META)
+            made = results(operator_of(step.op)(*positional, **named), len(step.outputs))
+            for value, tensor in zip(step.outputs, made, strict=True):
+                if value >= 0:
+                    strided[value] = tensor
+                    # an op may return the very tensor it is given
+                    if tensor._is_view() or tensor is strided[step.operands[0]]:
+                        root[value] = root[step.operands[0]]
+        elif isinstance(step, LocalStep) and _keeps_whole(step):
+            root[step.output] = root[step.value]
+        elif isinstance(step, CollectiveStep) and step.kind == "all_reduce":
+            for value in step.outputs:  # one buffer for the whole bucket
+                root[value] = step.outputs[0]
     return root
 
 
-def _shares(step: OpStep, local: LocalProgram) -> bool:
+def _keeps_whole(step: LocalStep) -> bool:
+    """A chunk of the outer dim is a view of what it was cut from, and a kept summand is the value itself."""
+    return step.outer == 1 if step.kind == "slice" else step.keep
+
+
+def _may_share(step: OpStep, local: LocalProgram) -> bool:
+    # convolution and attention need their arguments to be counted, and are no views
+    if step.op.startswith(("aten.convolution", "fxpar.attention")):
+        return False
     inputs = [_shape(local.types[v]) for v in step.operands]
     outputs = [None if v < 0 else _shape(local.types[v]) for v in step.outputs]
-    return work_of(step.op, inputs, outputs, {}).kind == "view" if _cheap(step.op) else False
-
-
-def _cheap(op: str) -> bool:
-    # convolution and attention need their arguments to be counted, and are no views
-    return not op.startswith(("aten.convolution", "fxpar.attention"))
+    return work_of(step.op, inputs, outputs, {}).kind == "view"

@@ -92,19 +92,19 @@ def test_memory_is_that_of_the_tensors_alive(mesh, level):
     decisions = msgspec.structs.replace(decisions, recompute=recompute_nodes(program, level))
     predicted, activations = replay_memory(first_rank(program, decisions), gradient_positions(program))
     measured = measured_peak(program, decisions)
-    assert abs(predicted - measured) <= 0.05 * measured
+    assert abs(predicted - measured) <= 0.01 * measured
     assert 0 < activations < predicted
 
 
 @settings(max_examples=15)
 @given(st.sampled_from(["2", "3", "2x2"]), st.integers(0, 10**6))
 def test_memory_under_any_decisions(mesh, seed):
-    """Rougher: pieces of a bucket keep it alive, and a chunk of the outer dim keeps the whole."""
+    """Rougher: buffers of gathers, and copies that the layout of a piece makes needed, are not foreseen."""
     program = mlp_program(width=64, hidden=96, batch=16)
     decisions = random_decisions(program, parse_mesh(mesh), seed)
     predicted, _ = replay_memory(first_rank(program, decisions), gradient_positions(program))
     measured = measured_peak(program, decisions)
-    assert 0.6 * measured <= predicted <= 1.3 * measured
+    assert 0.75 * measured <= predicted <= 1.1 * measured
 
 
 def test_static_bytes_are_those_of_the_stored_shards():
