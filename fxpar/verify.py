@@ -28,7 +28,7 @@ from fxpar.progress import Progress, silent
 from fxpar.ranks import run_ranks
 from fxpar.reference import DTYPES, EagerStep, ProgramStep, Training, built, train_one_process, widen
 from fxpar.runtime.interpret import torch_dtype
-from fxpar.runtime.model import check_model, step_seed
+from fxpar.runtime.model import check_model, check_ops, step_seed
 from fxpar.runtime.virtual import run_virtual
 from fxpar.step_values import StepResults, draws_random_numbers, input_values, named_results, returns_outputs
 
@@ -80,6 +80,7 @@ def verify_plan(
 
     Raises:
         PlanMismatch: the plan is not for this model.
+        PlanFileError: the plan calls an op that a plan may not call.
         FxparError: the reference cannot be read, or the model cannot run.
     """
     if memory and (ranks, dtype) != ("gloo", "f32"):
@@ -89,6 +90,7 @@ def verify_plan(
         )
     with progress("building the model"):
         check_model(plan, built(source, torch.float32))
+        check_ops(plan.program)
         record = None if reference is None else read_record(reference)
         state: State | None = None if record is None else record["init_state"]
         typed = plan if dtype == "f32" else in_double(plan)

@@ -12,11 +12,12 @@ import torch
 from torch import nn
 
 from fxpar.plans.codec import encode
-from fxpar.plans.errors import FxparError
+from fxpar.plans.errors import FxparError, PlanFileError
 from fxpar.plans.plan import Plan
 from fxpar.plans.program import Dtype, Ref, TensorType
 from fxpar.runtime.model import load
-from tests.compiled import mlp_source
+from fxpar.verify import verify_plan
+from tests.compiled import mlp_plan, mlp_source
 from tests.runtime.ranks import run_ranks, values
 from tests.runtime.tiny_models import captured, random_plan
 
@@ -228,3 +229,12 @@ def test_another_loss_or_gradient_is_refused(found):
 
 def test_names_of_parameters_are_looked_up_never_run(found):
     assert [t for t in found["names"] if not t.startswith("PlanMismatch: ")] == []
+
+
+def test_verify_refuses_them_too():
+    base = mlp_plan("2")
+    source = mlp_source()
+    for op in ("aten.from_file.default", "os.system.default"):
+        nodes = (replace(base.program.nodes[0], op=op), *base.program.nodes[1:])
+        with pytest.raises(PlanFileError, match=re.escape(op)):
+            verify_plan(replace(base, program=replace(base.program, nodes=nodes)), source)
