@@ -49,13 +49,14 @@ class Request:
 
 @dataclass(frozen=True)
 class Found:
-    """One simulated candidate."""
+    """One simulated candidate; ``obeys``: it does what the names of the mesh's axes ask for."""
 
     name: str
     decisions: Decisions
     prediction: Prediction
     certificate: Certificate
     fits: bool
+    obeys: bool = True
 
     def candidate(self) -> Candidate:
         """As the plan file records it."""
@@ -128,12 +129,13 @@ class Search:
         """The hand-made plans on a mesh, each with the least recomputation with which it fits (or none does)."""
         results = []
         for name, roles, sharded in manual_roles(mesh):
+            obeys = all(asked in ("", role) for asked, role in zip(roles_of(mesh), roles, strict=True))
             for level in self.request.levels:
                 with self.request.progress(f"{name} on {mesh}{_with(level)}"):
                     formulation = self.formulate(mesh, roles, sharded, None, level)
                     found = self._solved(name, formulation, solve(formulation.problem, gap=self.request.gap))
                 if found is not None and (found.fits or level == self.request.levels[-1]):
-                    results.append(found)
+                    results.append(replace(found, obeys=obeys))
                     break
         return results
 
@@ -195,7 +197,7 @@ def run_search(request: Request, meshes: Sequence[Mesh], *, pinned: bool) -> tup
 
     Args:
         meshes: tried in turn.
-        pinned: the user named the axes: only plans that obey the names are chosen, the hand-made ones are shown beside.
+        pinned: the user named the axes: only plans that obey the names are chosen, the others are shown beside.
 
     Raises:
         Infeasible: nothing fits the memory.
@@ -207,13 +209,22 @@ def run_search(request: Request, meshes: Sequence[Mesh], *, pinned: bool) -> tup
         manual += search.manual(mesh)
         plan = search.best(mesh, roles_of(mesh), manual)
         own += [plan] if plan is not None else []
-    pool = own if pinned else [*own, *manual]
-    fitting = [f for f in pool if f.fits]
+    fitting = [f for f in (*own, *manual) if f.fits and (f.obeys or not pinned)]
     if not fitting:
         raise too_large(own + manual, request.budget_bytes)
     chosen = min(fitting, key=lambda f: f.prediction.step_ns)
     others = [f for f in (*own, *manual) if f is not chosen]
+    chosen = replace(chosen, certificate=_against(chosen, own))
     return chosen, [f.candidate() for f in (chosen, *others)]
+
+
+def _against(chosen: Found, own: Sequence[Found]) -> Certificate:
+    """The certificate of the chosen plan: a hand-made one is held against the bound of the free problem of its mesh."""
+    solved = [f for f in own if f.decisions.mesh.sizes == chosen.decisions.mesh.sizes]
+    if chosen in own or not solved:
+        return chosen.certificate
+    cost, bound = chosen.certificate.cost_ns, min(chosen.certificate.cost_ns, solved[0].certificate.bound_ns)
+    return Certificate("feasible", cost, bound, (cost - bound) / max(cost, 1))
 
 
 def too_large(tried: Sequence[Found], budget: int) -> Infeasible:

@@ -80,6 +80,27 @@ def test_named_dp_axes_cut_parameters_where_memory_binds(big):
                    for i, lay in zip(dp.program.inputs, dp.decisions.inputs, strict=True))
 
 
+@pytest.mark.parametrize(("mesh", "name"), [("dp=4", "ZeRO-3"), ("tp=4", "Megatron tensor parallel"), ("4", "ZeRO-3")])
+def test_a_hand_made_plan_that_obeys_the_names_is_taken_where_only_it_fits(big, mesh, name):
+    taken, source, dp = big
+    budget = next(c.prediction.peak_bytes for c in dp.candidates if c.name == name)
+    plan = compile_model(source, mesh=mesh, memory=budget, captured=taken).plan
+    assert plan.prediction.peak_bytes <= budget and plan.candidates[0].fits
+    assert plan.certificate.bound_ns <= plan.certificate.cost_ns
+    if mesh != "4":
+        assert plan.certificate.status == "pinned"
+
+
+def test_a_hand_made_plan_is_held_against_the_bound_of_the_free_problem():
+    taken, source = captured("decoder", width=256, heads=4, layers=2, batch=8, length=16)
+    free = compile_model(source, mesh="4", captured=taken).plan
+    budget = next(c.prediction.peak_bytes for c in free.candidates if c.name == "data parallel")
+    plan = compile_model(source, mesh="4", memory=budget, captured=taken).plan
+    if plan.candidates[0].name != "fxpar":
+        assert plan.certificate.status == "feasible"
+        assert plan.certificate.bound_ns <= plan.certificate.cost_ns
+
+
 def test_axes_that_stand_in_the_way_are_named(big):
     """Something fits, but not under the names the user gave."""
     _, _, plan = big
