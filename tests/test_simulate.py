@@ -56,6 +56,10 @@ def measured_peak(program: Program, decisions: Decisions) -> int:
     most = 0
     for index, freed in enumerate(last_uses(programs[0])):
         _run_step(index, programs, state, mesh)
+        step = programs[0].steps[index]
+        if isinstance(step, CollectiveStep) and step.kind == "reduce_scatter":
+            # virtual ranks share the sum of which a real rank has its piece only
+            state |= {v: [t.clone() for t in state[v]] for v in step.outputs}
         live = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
                 for t in [*inputs, *(row[0] for row in state.values())]}
         most = max(most, sum(live.values()))
@@ -99,12 +103,11 @@ def test_memory_is_that_of_the_tensors_alive(mesh, level):
 @settings(max_examples=15)
 @given(st.sampled_from(["2", "3", "2x2"]), st.integers(0, 10**6))
 def test_memory_under_any_decisions(mesh, seed):
-    """Rougher: buffers of gathers, and copies that the layout of a piece makes needed, are not foreseen."""
     program = mlp_program(width=64, hidden=96, batch=16)
     decisions = random_decisions(program, parse_mesh(mesh), seed)
     predicted, _ = replay_memory(first_rank(program, decisions), gradient_positions(program))
     measured = measured_peak(program, decisions)
-    assert 0.75 * measured <= predicted <= 1.1 * measured
+    assert abs(predicted - measured) <= 0.05 * measured
 
 
 def test_static_bytes_are_those_of_the_stored_shards():
