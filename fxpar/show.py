@@ -90,7 +90,8 @@ def plan_text(plan: Plan, *, full: bool = False) -> str:
     p, mesh = plan.prediction, plan.decisions.mesh
     made = dict(plan.provenance)
     lines = [
-        f"{made.get('model', 'model')} on {plan.cluster}, mesh {mesh} ({mesh.world_size} ranks), "
+        f"{made.get('model', 'model')} on {plan.cluster}{' CPU ranks' if plan.cluster.isdigit() else ''}, "
+        f"mesh {mesh} ({mesh.world_size} ranks), "
         f"{made.get('precision', '')}".rstrip(", "),
         "",
         f"step {ms(p.step_ns)} ({made.get('figures', 'simulated')}): compute {ms(p.compute_ns)}, "
