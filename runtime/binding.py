@@ -38,11 +38,12 @@ def leaf_paths(call: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, A
             name = named[first.idx]
         else:
             name = f"{rest}[{first.idx - len(named)}]"
-        found.append((name + "".join(map(_key_text, inner)), leaf))
+        found.append((name + "".join(map(key_text, inner)), leaf))
     return found
 
 
-def _key_text(key: Any) -> str:
+def key_text(key: Any) -> str:
+    """One step of a path: ``['x']``, ``[0]`` or ``.name``."""
     if isinstance(key, pytree.SequenceKey):
         return f"[{key.idx}]"
     if isinstance(key, pytree.MappingKey):

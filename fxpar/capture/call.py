@@ -14,6 +14,7 @@ import torch
 
 from fxpar.capture.adapter import pytree
 from fxpar.plans.errors import CaptureError
+from fxpar.runtime.binding import key_text
 
 
 @dataclass(frozen=True)
@@ -38,17 +39,6 @@ class Call:
             for path, leaf in zip(self.paths, self.leaves, strict=True)
             if not isinstance(leaf, torch.Tensor)
         )
-
-
-def key_text(key: Any) -> str:
-    """One step of a path: ``['x']``, ``[0]`` or ``.name``."""
-    if isinstance(key, pytree.SequenceKey):
-        return f"[{key.idx}]"
-    if isinstance(key, pytree.MappingKey):
-        return f"[{key.key!r}]"
-    if isinstance(key, pytree.GetAttrKey):
-        return f".{key.name}"
-    return str(key)
 
 
 def bind_call(forward: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Call:

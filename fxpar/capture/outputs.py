@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, fx, nn
 
 from fxpar.capture.adapter import pytree
-from fxpar.capture.call import key_text
 from fxpar.plans.errors import CaptureError
 from fxpar.plans.program import Arg
+from fxpar.runtime.binding import key_text
 
 LossFunction = Callable[[Any, tuple[tuple, dict[str, Any]]], Tensor]
 
