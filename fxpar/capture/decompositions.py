@@ -140,6 +140,25 @@ def log_softmax_backward(grad: Tensor, output: Tensor, dim: int, input_dtype: to
     return torch.ops.fxpar.log_probs_backward(values, result, total).to(input_dtype)
 
 
+def all_but(x: Tensor, dim: int) -> list[int]:
+    """Every dim of ``x`` except ``dim``."""
+    return [d for d in range(x.dim()) if d != dim % x.dim()]
+
+
+@decomposes(aten._weight_norm_interface.default)
+def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> tuple[Tensor, Tensor]:
+    norms = (v * v).sum(all_but(v, dim), keepdim=True).sqrt()
+    return v * (g / norms), norms
+
+
+@decomposes(aten._weight_norm_interface_backward.default)
+def weight_norm_backward(
+    grad: Tensor, v: Tensor, g: Tensor, norms: Tensor, dim: int
+) -> tuple[Tensor, Tensor]:
+    along = (grad * v).sum(all_but(v, dim), keepdim=True)
+    return (g / norms) * grad - (g / (norms * norms * norms)) * v * along, along / norms
+
+
 @decomposes(aten.mse_loss.default)
 def mse_loss(x: Tensor, target: Tensor, reduction: int = 1) -> Tensor:
     difference = x - target
