@@ -13,17 +13,33 @@ import fxpar.rules.ops  # noqa: F401  (registers fxpar::...)
 from fxpar.plans.program import Arg, Constant, Dtype, Program, Ref, refs
 from fxpar.rules.factor_rule import torch_op
 
+# A program keeps no strides, and the kernels of these ops on CPUs read memory as though their operands were contiguous
+# (wrong numbers, no error) or refuse others. Found by tests/runtime/test_strides.py.
+_NEEDS_CONTIGUOUS = frozenset({
+    "aten.view_as_complex.default", "aten._weight_norm_interface.default",
+    "aten._weight_norm_interface_backward.default", "aten.native_layer_norm.default",
+    "aten.native_layer_norm_backward.default", "aten.native_group_norm.default",
+    "aten.native_group_norm_backward.default", "aten._fused_rms_norm.default", "aten.nll_loss2d_forward.default",
+    "aten.nll_loss2d_backward.default", "aten.max_pool2d_with_indices_backward.default",
+    "aten.max_pool3d_with_indices_backward.default", "aten.adaptive_max_pool2d_backward.default",
+    "aten.adaptive_max_pool3d_backward.default",
+})
 
-def view_as_complex(pairs: Tensor) -> Tensor:
-    """``aten.view_as_complex`` of a tensor of any strides."""
-    return torch.ops.aten.view_as_complex.default(pairs.contiguous())
 
+@cache
+def of_contiguous(op: str) -> Any:
+    """The torch op as a function that makes its tensors contiguous first."""
+    kernel = torch_op(op)
 
-view_as_complex._schema = torch.ops.aten.view_as_complex.default._schema  # type: ignore[attr-defined]
+    def contiguous_call(*args: Any, **named: Any) -> Any:
+        return kernel(*(a.contiguous() if isinstance(a, Tensor) else a for a in args), **named)
+
+    contiguous_call._schema = kernel._schema  # type: ignore[attr-defined]
+    return contiguous_call
+
 
 # A program keeps no strides, so a view may meet a tensor it cannot alias.
 _STRIDE_FREE = {"aten.view.default": "aten.reshape.default", "aten._unsafe_view.default": "aten.reshape.default"}
-_ANY_STRIDES = {"aten.view_as_complex.default": view_as_complex}
 
 
 def operator_of(op: str) -> Any:
@@ -32,7 +48,7 @@ def operator_of(op: str) -> Any:
     Raises:
         AttributeError: this torch has no such op.
     """
-    return _ANY_STRIDES[op] if op in _ANY_STRIDES else torch_op(_STRIDE_FREE.get(op, op))
+    return of_contiguous(op) if op in _NEEDS_CONTIGUOUS else torch_op(_STRIDE_FREE.get(op, op))
 
 
 @cache
@@ -68,7 +84,7 @@ def call(op: str, args: list[Any], device: torch.device | None) -> Any:
     named = {
         argument.name: arg
         for arg, argument in zip(args, schema, strict=True)
-        if argument.kwarg_only and arg is not None
+        if argument.kwarg_only and (arg is not None or not argument.has_default_value())
     }
     return function(*positional, **named)
 

@@ -22,7 +22,10 @@ def call_arguments(
         row[position] = device
     schema = operator_of(op)._schema.arguments
     positional = [a for a, declared in zip(row, schema, strict=True) if not declared.kwarg_only]
-    named = {d.name: a for a, d in zip(row, schema, strict=True) if d.kwarg_only and a is not None}
+    named = {
+        d.name: a for a, d in zip(row, schema, strict=True)
+        if d.kwarg_only and (a is not None or not d.has_default_value())
+    }
     return positional, named
 
 

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import fxpar.rules.ops  # noqa: F401  registers fxpar::...
 from fxpar.capture.decompositions import TABLE
 
 torch.set_num_threads(1)
@@ -142,3 +143,21 @@ def test_low_precision_keeps_its_dtype(dtype):
     assert (out.dtype, mean.dtype, rstd.dtype) == (dtype,) * 3
     loss = TABLE[aten.mse_loss.default](x, x + 1, 1)
     assert loss.dtype == dtype and loss == 1
+
+
+@given(tensors(low=2), st.data())
+def test_weight_norm(v, data):
+    dim = data.draw(st.sampled_from([0, v.dim() - 1]))
+    shape = [n if d == dim else 1 for d, n in enumerate(v.shape)]
+    g, grad = doubles(*shape), torch.randn_like(v)
+    agree(aten._weight_norm_interface.default, v, g, dim)
+    norms = aten._weight_norm_interface(v, g, dim)[1]
+    agree(aten._weight_norm_interface_backward.default, grad, v, g, norms, dim)
+
+
+@given(tensors(low=1), st.data())
+def test_log_softmax(x, data):
+    dim = data.draw(st.integers(-x.dim(), x.dim() - 1))
+    agree(aten._log_softmax.default, x, dim, False)
+    output = x.log_softmax(dim)
+    agree(aten._log_softmax_backward_data.default, torch.randn_like(x), output, dim, x.dtype)
