@@ -133,6 +133,8 @@ class Lowering:
         if not any(isinstance(result, Tensor) for result in results):
             return
         args = self.arguments(node, op, where)
+        if not any(True for arg in args for _ in refs(arg)) and isinstance(results[0], Tensor):
+            args = with_dtype(op, args, dtype_name(results[0].dtype))
         name = op_name(op)
         if name in _READS_STRIDES:
             name, args = by_position(name, args, node.all_input_nodes[0].meta.get("val"), where)
@@ -166,6 +168,14 @@ class Lowering:
             constants=tuple(self.constants),
             **rest,
         )
+
+
+def with_dtype(op: torch._ops.OpOverload, args: tuple[Arg, ...], dtype: str) -> tuple[Arg, ...]:
+    """A creation op's arguments with the dtype written out: torch's default may be another where the plan runs."""
+    return tuple(
+        Dtype(dtype) if arg is None and parameter.name == "dtype" else arg
+        for arg, parameter in zip(args, op._schema.arguments, strict=True)
+    )
 
 
 _READS_STRIDES = {
