@@ -73,20 +73,25 @@ def concrete(arg: Arg, values: Mapping[int, Any]) -> Any:
     return arg
 
 
+def split_arguments(op: str, row: list[Any], device: torch.device | None) -> tuple[list[Any], dict[str, Any]]:
+    """Arguments in schema order as (positional, by keyword); a device argument left open becomes ``device``."""
+    position = device_argument(op)
+    if position is not None and row[position] is None:
+        row[position] = device
+    schema = operator_of(op)._schema.arguments
+    positional = [arg for arg, declared in zip(row, schema, strict=True) if not declared.kwarg_only]
+    named = {
+        declared.name: arg
+        for arg, declared in zip(row, schema, strict=True)
+        if declared.kwarg_only and (arg is not None or not declared.has_default_value())
+    }
+    return positional, named
+
+
 def call(op: str, args: list[Any], device: torch.device | None) -> Any:
     """Run one op on arguments in schema order; a device argument becomes ``device``."""
-    function = operator_of(op)
-    schema = function._schema.arguments
-    position = device_argument(op)
-    if position is not None and args[position] is None:
-        args[position] = device
-    positional = [arg for arg, argument in zip(args, schema, strict=True) if not argument.kwarg_only]
-    named = {
-        argument.name: arg
-        for arg, argument in zip(args, schema, strict=True)
-        if argument.kwarg_only and (arg is not None or not argument.has_default_value())
-    }
-    return function(*positional, **named)
+    positional, named = split_arguments(op, args, device)
+    return operator_of(op)(*positional, **named)
 
 
 def constant_tensor(constant: Constant, device: torch.device | None = None) -> Tensor:

@@ -9,24 +9,14 @@ from typing import Any
 import torch
 
 from fxpar.plans.program import Arg
-from fxpar.runtime.interpret import concrete, device_argument, operator_of
+from fxpar.runtime.interpret import concrete, split_arguments
 
 
 def call_arguments(
     op: str, args: tuple[Arg, ...], values: Mapping[int, Any], device: torch.device
 ) -> tuple[list[Any], dict[str, Any]]:
     """Arguments of the call; a device argument that the program leaves open becomes ``device``."""
-    row = [concrete(arg, values) for arg in args]
-    position = device_argument(op)
-    if position is not None and row[position] is None:
-        row[position] = device
-    schema = operator_of(op)._schema.arguments
-    positional = [a for a, declared in zip(row, schema, strict=True) if not declared.kwarg_only]
-    named = {
-        d.name: a for a, d in zip(row, schema, strict=True)
-        if d.kwarg_only and (a is not None or not d.has_default_value())
-    }
-    return positional, named
+    return split_arguments(op, [concrete(arg, values) for arg in args], device)
 
 
 def results(returned: Any, count: int) -> tuple[Any, ...]:
