@@ -3,6 +3,7 @@
 import os
 import pickle
 import tempfile
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -17,7 +18,9 @@ def run_ranks(function, world, *args, timeout=120):
             _rank, args=(world, folder, function, args), nprocs=world, join=False, start_method="spawn"
         )
         # a rank that raised has written its exception and ended normally
-        processes.join(timeout)
+        end = time.monotonic() + timeout
+        while not processes.join(max(0.0, end - time.monotonic())) and time.monotonic() < end:
+            pass  # one call returns when the first rank ends, and the others may still be writing
         for process in processes.processes:
             if process.is_alive():
                 process.kill()

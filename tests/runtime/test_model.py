@@ -188,6 +188,6 @@ def one_fails(rank, plan):
 def test_a_rank_that_dies_stops_the_others():
     program = captured(tied(), (), tokens())
     plan = next(p for p in (random_plan(program, "2", s) for s in range(20)) if any(map(str, p.decisions.choices)))
-    survivor, dead = run_ranks(one_fails, 2, plan, timeout=60)
+    survivor, dead = run_ranks(one_fails, 2, plan, timeout=30)
     assert isinstance(dead, ValueError)
     assert isinstance(survivor, FxparError) and "another rank has stopped" in str(survivor)
