@@ -5,6 +5,7 @@
     tools/zoo.py --only bert llama --random 3        some of them, 3 random plans each
     tools/zoo.py --random 5 --no-search              random plans alone: no search, much faster
     tools/zoo.py --markdown zoo.md --json zoo.json
+    tools/zoo.py --json zoo.json --continue          what zoo.json does not hold yet
 
 Each architecture is captured, compiled (random plans, and the best one without recomputation) and verified: virtual
 ranks, float64, loss, every gradient and every buffer against the eager model within 1e-10. Prints a line per
@@ -58,6 +59,7 @@ class Verdict:
         reached: the stages it passed, a prefix of ``STAGES``.
         reason: why not further: a refusal, an error, or the tensors that differ. Empty when all stages are passed.
         nodes: of the captured program.
+        solver_seconds: compiling the best plan: formulating, solving, writing. 0 when none was asked for.
         worst: largest relative difference of any tensor of any plan.
     """
 
@@ -68,6 +70,7 @@ class Verdict:
     seconds: float
     nodes: int = 0
     worst: float = 0.0
+    solver_seconds: float = 0.0
 
     @property
     def ok(self) -> bool:
@@ -76,7 +79,8 @@ class Verdict:
     def line(self) -> str:
         stages = " ".join(s if s in self.reached else "-" * len(s) for s in STAGES)
         first = self.reason.strip().replace("\n", " | ")
-        tail = f"worst {self.worst:.0e}" if self.ok else first[:400]
+        solver = f", solver's plan {self.solver_seconds:.1f} s" if self.solver_seconds else ""
+        tail = f"worst {self.worst:.0e}{solver}" if self.ok else first[:400]
         return f"{'ok  ' if self.ok else 'FAIL'} {self.name:<30} {stages} {self.seconds:6.1f} s  {tail}"
 
 
@@ -101,7 +105,7 @@ def judge(architecture: Architecture, wanted: Wanted) -> Verdict:
     """Capture, compile and verify one architecture in this process."""
     start = time.monotonic()
     reached: list[str] = []
-    nodes, worst, reason = 0, 0.0, ""
+    nodes, worst, reason, solver_seconds = 0, 0.0, "", 0.0
     try:
         source = source_of(architecture)
         captured = capture_program(source, outputs=("loss",), precision="fp32", progress=silent)
@@ -109,9 +113,11 @@ def judge(architecture: Architecture, wanted: Wanted) -> Verdict:
         nodes = len(captured[0].nodes)
         compiled = []
         for seed in wanted.seeds():
+            began = time.monotonic()
             plan = compile_model(
                 source, mesh=wanted.mesh, random_choices=seed, recompute="off", captured=captured
             ).plan
+            solver_seconds = time.monotonic() - began if seed is None else 0.0
             compiled.append((f"random plan {seed}" if seed is not None else "the best plan", plan))
         reached.append("compiled")
         for kind, plan in compiled:
@@ -127,7 +133,7 @@ def judge(architecture: Architecture, wanted: Wanted) -> Verdict:
     except Exception as error:  # any other error is a finding of this run: it is the reason shown
         reason = f"CRASH {type(error).__name__}: {error}\n{traceback.format_exc(limit=-6)}"
     return Verdict(architecture.name, architecture.family, tuple(reached), reason, time.monotonic() - start, nodes,
-                   worst)
+                   worst, solver_seconds)
 
 
 def judge_apart(architecture: Architecture, wanted: Wanted, seconds: float) -> Verdict:
@@ -180,6 +186,13 @@ def markdown(verdicts: Sequence[Verdict], wanted: Wanted) -> str:
     return "\n".join(lines) + "\n"
 
 
+def kept_verdicts(path: str | None) -> list[Verdict]:
+    """What an earlier run wrote; nothing when there was none."""
+    if path is None or not Path(path).exists():
+        return []
+    return [Verdict(**{**row, "reached": tuple(row["reached"])}) for row in json.loads(Path(path).read_text())]
+
+
 def main(arguments: Iterable[str] | None = None) -> int:
     """Run the zoo."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -189,6 +202,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
     parser.add_argument("--no-search", action="store_true", help="random plans only")
     parser.add_argument("--timeout", type=float, default=SECONDS, metavar="S", help="seconds each (default: 120)")
     parser.add_argument("--json", metavar="OUT", help="write the verdicts as JSON")
+    parser.add_argument("--continue", dest="go_on", action="store_true", help="keep the verdicts that OUT has")
     parser.add_argument("--markdown", metavar="FILE", help="write the verdicts as a table")
     parser.add_argument("--list", action="store_true", help="print the names and stop")
     options = parser.parse_args(None if arguments is None else list(arguments))
@@ -202,8 +216,9 @@ def main(arguments: Iterable[str] | None = None) -> int:
     wanted = Wanted(options.mesh, options.random, not options.no_search)
     if not wanted.seeds():
         parser.error("--no-search --random 0 leaves no plan to verify")
-    verdicts = []
-    for architecture in chosen:
+    verdicts = kept_verdicts(options.json) if options.go_on else []
+    known = {verdict.name for verdict in verdicts}
+    for architecture in [a for a in chosen if a.name not in known]:
         verdicts.append(judge_apart(architecture, wanted, options.timeout))
         print(verdicts[-1].line(), flush=True)
         # after each one: a run that is stopped leaves what it found

@@ -13,6 +13,7 @@ import fxpar.capture.draws  # noqa: F401  (enters the random ops into the table)
 from fxpar.capture import adapter
 from fxpar.capture.attention_calls import attention_intercepted, replace_attention
 from fxpar.capture.call import Call, bind_call
+from fxpar.capture.ctc_calls import ctc_intercepted
 from fxpar.capture.decompositions import TABLE
 from fxpar.capture.lower import Lowering, op_name, tensor_type
 from fxpar.capture.numbering import number_draws, renumber
@@ -74,13 +75,14 @@ def traced(
         args, kwargs = adapter.pytree.tree_unflatten(leaves, call.structure)
         keep_output = keep_output or (not train and loss is None)
         module = ModelWithLoss(stand_ins.model, loss, keep_output)
-        graph_module, fell_back = graph_of(module, args, kwargs, on_meta(stand_ins.originals))
+        with ctc_intercepted():
+            graph_module, fell_back = graph_of(module, args, kwargs, on_meta(stand_ins.originals))
         in_spec, out_spec = adapter.flat_signature(graph_module)
         drop_constant_placeholders(graph_module, leaves)
         names, structure = name_outputs(graph_module, out_spec, train or loss is not None, keep_output)
         replace_attention(graph_module)
         try:
-            with attention_intercepted():
+            with attention_intercepted(), ctc_intercepted():
                 joint = adapter.joint_graph(graph_module, [leaf for leaf in leaves if isinstance(leaf, Tensor)], TABLE)
         except CaptureError:
             raise

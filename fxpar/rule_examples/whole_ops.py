@@ -286,6 +286,15 @@ def ctc_backward(draw: Draw) -> Example:
     return example("_ctc_loss_backward.Tensor", draw.real(*value.shape), *call, value, alpha, 0)
 
 
+@calls("fxpar::ctc_loss", "fxpar::ctc_loss_backward")
+def padded_ctc(draw: Draw, op: str) -> Example:
+    call = (*ctc_call(draw, equal=False), 0, draw.chance())
+    if op == "fxpar::ctc_loss":
+        return example(op, *call)
+    loss, alpha = torch.ops.fxpar.ctc_loss(*call)
+    return example(op, draw.real(*loss.shape), *call[:4], loss, alpha, *call[4:])
+
+
 # linear algebra, transforms, experts
 
 

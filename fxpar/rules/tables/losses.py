@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from fxpar.rules.factor_rule import Call, Factors, Group, Linear
 from fxpar.rules.groups import loop, passes
+from fxpar.rules.ops import ctc as ctc_ops  # noqa: F401  registers the ops
 from fxpar.rules.registry import rule
 from fxpar.rules.tables.pointwise import broadcast_groups
 
@@ -102,3 +103,6 @@ def ctc_backward(call: Call) -> Factors:
 
 
 rule("_ctc_loss_backward.Tensor", ctc_backward)
+
+rule("fxpar::ctc_loss", "t! n c!, n s!, n, n -> n, n t! a!")
+rule("fxpar::ctc_loss_backward", "n, t! n c!, n s!, n, n, n, n t! a! -> t! n c!", linear=("0",))
