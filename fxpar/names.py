@@ -239,6 +239,10 @@ def names_of(program: Program, classes: Classes, batch: Iterable[int] = ()) -> t
         give("heads", (*query[1], *key[1]))
         give("sequence", (*query[2], *key[2]))
         give("head_dim", (*query[3], *key[3], *value[3]))
+    for x, _, _, up, down, *_ in rows.get("fxpar.experts.default", []):
+        give("experts", up[0])
+        give("ffn", down[2])
+        give("hidden", (*x[1], *up[2], *down[1]))
     for op in ("aten._softmax.default", "aten._safe_softmax.default"):
         for scores, *_ in rows.get(op, []):
             if len(scores) > 3 or (len(scores) == 3 and len(scores[0]) > 1):  # [b, h, q, k] or [(b h), q, k]

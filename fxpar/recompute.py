@@ -18,7 +18,7 @@ LEVELS = ("none", "cheap", "layers")
 _LAYER = re.compile(r"^(.*?(?:^|\.)\d+)(?:\.|$)")
 _HEAVY = frozenset({
     "aten.mm.default", "aten.addmm.default", "aten.bmm.default", "aten.baddbmm.default", "aten.convolution.default",
-    "fxpar.attention.default",
+    "fxpar.attention.default", "fxpar.experts.default",
 })
 
 

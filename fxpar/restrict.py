@@ -19,7 +19,8 @@ from fxpar.rules.choices import JointChoice, Site
 AXIS_NAMES = ("dp", "tp")
 """Names with a meaning; an axis in the role ``""`` is free."""
 _WEIGHT_OPERAND = {"aten.mm.default": (0, 1), "aten.bmm.default": (0, 1), "aten.addmm.default": (2, 1),
-                   "aten.baddbmm.default": (2, 1), "aten.convolution.default": (1,)}
+                   "aten.baddbmm.default": (2, 1), "aten.convolution.default": (1,),
+                   "fxpar.experts.default": (3, 4)}
 # ops between a stored weight and the product that uses it
 _CARRIES_WEIGHT = frozenset({
     "fxpar.hub.default", "aten.t.default", "aten.transpose.int", "aten.view.default", "aten._unsafe_view.default",

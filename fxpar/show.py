@@ -64,7 +64,7 @@ def parameter_layouts(plan: Plan) -> Counter[tuple[str, str]]:
 def split_work(plan: Plan) -> Counter[str]:
     """How the matmuls, convolutions and attentions of the forward are split: per axis what each choice does."""
     heavy = {"aten.mm.default", "aten.addmm.default", "aten.bmm.default", "aten.baddbmm.default",
-             "aten.convolution.default", "fxpar.attention.default"}
+             "aten.convolution.default", "fxpar.attention.default", "fxpar.experts.default"}
     counts: Counter[str] = Counter()
     for node, names in zip(plan.program.nodes, plan.decisions.choices, strict=True):
         if node.op not in heavy or node.phase != "forward":

@@ -222,8 +222,8 @@ def _keeps_whole(step: LocalStep) -> bool:
 
 
 def _may_share(step: OpStep, local: LocalProgram) -> bool:
-    # convolution and attention need their arguments to be counted, and are no views
-    if step.op.startswith(("aten.convolution", "fxpar.attention")):
+    # convolution, attention and experts need their arguments to be counted, and are no views
+    if step.op.startswith(("aten.convolution", "fxpar.attention", "fxpar.experts")):
         return False
     inputs = [_shape(local.types[v]) for v in step.operands]
     outputs = [None if v < 0 else _shape(local.types[v]) for v in step.outputs]

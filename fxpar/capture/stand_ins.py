@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fxpar.capture.adapter import FakeTensorMode, fake_like, wrapped_by_compile
+from fxpar.capture.experts_calls import experts_replaced
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ def without_compile_wrappers(model: nn.Module) -> Iterator[nn.Module]:
 
 @contextmanager
 def traceable(model: nn.Module, fake_mode: FakeTensorMode, gradients: bool = True) -> Iterator[StandIns]:
-    """The model made of fake tensors; restored on exit, also when tracing fails.
+    """The model made of fake tensors, its plain experts calling our op; restored on exit, also when tracing fails.
 
     Without ``gradients`` no stand-in requires one.
     """
@@ -133,6 +134,7 @@ def traceable(model: nn.Module, fake_mode: FakeTensorMode, gradients: bool = Tru
                     module._flat_weights = [
                         fakes.get(id(weight), weight) if weight is not None else None for weight in module._flat_weights
                     ]
+            stack.enter_context(experts_replaced(root))
             yield StandIns(root, tuple(known.values()), stored, paths, list(fakes.values()))
         finally:
             for table, key, tensor in undo:

@@ -113,7 +113,40 @@ def work_of(
         # Five products instead of two: the scores again, then one for each of dV, dP, dQ and dK.
         flops = _attention_flops(op, inputs, 1, args) * 5 // 2
         return Work("attention", flops, moved, _dtype(inputs, outputs))
+    if name in ("experts", "experts_backward"):
+        return _experts_work(op, inputs, outputs, args)
     return Work("memory", 0, moved, _dtype(outputs, inputs))
+
+
+def _experts_work(
+    op: str, inputs: Sequence[TensorShape | None], outputs: Sequence[TensorShape | None], args: Mapping[str, object]
+) -> Work:
+    """The products of the slots that go to the experts held here, balanced: the same share of the slots as of the
+    experts. Forward runs the rows through `up` and `down`; backward runs them through `up` again, then each of the two
+    in either direction.
+
+    Bytes: every held weight once per product, its rows in and out, and as many rows written sorted and summed back.
+    """
+    backward = _base_name(op) == "experts_backward"
+    x, index, _, up, down = (_required(op, inputs, i + backward, "operand") for i in range(5))
+    held, columns, width = up[0]
+    hidden, out_width = down[0][2], down[0][1]
+    total = args.get("experts")
+    rows = math.prod(index[0])
+    if isinstance(total, int) and total > held:
+        rows = -(-rows * held // total)
+    per_row = columns * width * (3 if backward else 1) + hidden * out_width * (2 if backward else 1)
+    per_row_moved = (columns + width) * (3 if backward else 1) + (hidden + out_width) * (2 if backward else 1)
+    element = DTYPE_BYTES[x[1]]
+    weights = held * (columns * width * (3 if backward else 1) + hidden * out_width * (2 if backward else 1))
+    sorting = 2 * rows * (width + out_width)
+    moved = (weights + rows * per_row_moved + sorting) * element + _total([*inputs[:1], x, index]) + _total(outputs[:1])
+    return Work("matmul", 2 * rows * per_row, moved, x[1])
+
+
+def is_view_op(op: str) -> bool:
+    """True for an op that only renames elements (or allocates without writing)."""
+    return _base_name(op) in _VIEWS
 
 
 def _base_name(op: str) -> str:
