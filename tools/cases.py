@@ -4,6 +4,7 @@
     tools/cases.py ../shared/cases                          the solver's plan and the forced one, on virtual ranks
     tools/cases.py ../shared/cases --ranks gloo --free      real ranks: step, training loop, further inputs
     tools/cases.py ../shared/cases --random 5 --only 03
+    tools/cases.py ../shared/cases --free --forced --random 5 --ranks gloo --fork      all of it, several times faster
 
 A mode is a kind of plan: `free` (an anonymous mesh of the case's sizes), `forced` (the axes of META["force"]),
 `random SEED` (any feasible choices). A case passes when all of its modes pass. Every case runs in a process of its own
@@ -31,11 +32,13 @@ import traceback  # noqa: E402
 from collections.abc import Callable, Iterator  # noqa: E402
 from concurrent.futures import ThreadPoolExecutor  # noqa: E402
 from dataclasses import asdict, dataclass  # noqa: E402
+from functools import cache  # noqa: E402
 from typing import Any  # noqa: E402
 
 from fxpar.ranks import stop_session  # noqa: E402
 
 SECONDS_PER_MODE = {"virtual": 240.0, "gloo": 420.0}
+SECONDS_OF_RANKS = 300.0
 SHOWN_DIFFERENCES = 4
 
 
@@ -64,6 +67,7 @@ def main() -> int:
     parser.add_argument("--forced", action="store_true", help="the axes of META['force']")
     parser.add_argument("--random", type=int, default=0, metavar="N", help="N plans of random choices")
     parser.add_argument("--ranks", choices=("virtual", "gloo"), default="virtual")
+    parser.add_argument("--fork", action="store_true", help="start gloo ranks by fork instead of torchrun")
     parser.add_argument("--only", action="append", default=[], metavar="NN", help="cases whose name has NN; repeatable")
     parser.add_argument("--jobs", type=int, default=1, help="cases at once (1)")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
@@ -73,7 +77,7 @@ def main() -> int:
     parser.add_argument("--mode", action="append", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.case is not None:
-        run_case(options.case, options.mode, options.ranks, options.results)
+        run_case(options.case, options.mode, options.ranks, options.results, options.fork)
         return 0
     modes = [*(["free"] if options.free else []), *(["forced"] if options.forced else []),
              *(f"random {seed}" for seed in range(options.random))] or ["free", "forced"]
@@ -85,7 +89,7 @@ def main() -> int:
     passed = failed = 0
     found: list[Verdict] = []
     with ThreadPoolExecutor(options.jobs) as pool:
-        for verdicts in pool.map(lambda path: start_case(path, modes, options.ranks), paths):
+        for verdicts in pool.map(lambda path: start_case(path, modes, options.ranks, options.fork), paths):
             found += verdicts
             good = all(v.ok for v in verdicts)
             passed, failed = passed + good, failed + (not good)
@@ -99,13 +103,14 @@ def main() -> int:
     return 0 if not failed else 1
 
 
-def start_case(path: Path, modes: list[str], ranks: str) -> list[Verdict]:
+def start_case(path: Path, modes: list[str], ranks: str, fork: bool) -> list[Verdict]:
     """All modes of a case in one process under a time limit."""
     limit = SECONDS_PER_MODE[ranks] * len(modes)
     with tempfile.TemporaryDirectory(prefix="fxpar-case-") as folder:
         results = Path(folder) / "results"
         command = [sys.executable, __file__, str(path.parent), "--case", str(path), "--results", str(results),
-                   "--ranks", ranks, *(part for mode in modes for part in ("--mode", mode))]
+                   "--ranks", ranks, *(["--fork"] if fork else []),
+                   *(part for mode in modes for part in ("--mode", mode))]
         start = time.monotonic()
         with (Path(folder) / "log").open("w+") as log:
             process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
@@ -129,15 +134,16 @@ def start_case(path: Path, modes: list[str], ranks: str) -> list[Verdict]:
 # ------------------------------------------------------------------ in the case's own process
 
 
-def run_case(path: Path, modes: list[str], ranks: str, results: Path) -> None:
+def run_case(path: Path, modes: list[str], ranks: str, results: Path, fork: bool) -> None:
     """Run all modes one after the other; a line of ``results`` for each as soon as it is known."""
     import torch
 
     torch.set_num_threads(1)
+    captured = cache(lambda: capture_case(path))
     for mode in modes:
         start = time.monotonic()
         try:
-            ok, lines = run_mode(path, mode, ranks)
+            ok, lines = run_mode(path, mode, ranks, fork, captured)
         except Exception as error:
             ok, lines = False, [f"{type(error).__name__}: {error}", *traceback.format_exc().splitlines()[-6:]]
         verdict = Verdict(path.stem, mode, ok, time.monotonic() - start, tuple(lines))
@@ -145,10 +151,21 @@ def run_case(path: Path, modes: list[str], ranks: str, results: Path) -> None:
             stream.write(json.dumps(asdict(verdict)) + "\n")
 
 
-def run_mode(path: Path, mode: str, ranks: str) -> tuple[bool, list[str]]:
+def capture_case(path: Path) -> tuple[Any, Any]:
+    """(the case as a model to compile, its program): the same for every mode."""
+    from fxpar.compile import capture_program
+    from fxpar.model_source import load_model_source
+    from fxpar.progress import silent
+
+    source = load_model_source(str(path))
+    return source, capture_program(source, outputs=("all",), precision="fp32", progress=silent)
+
+
+def run_mode(
+    path: Path, mode: str, ranks: str, fork: bool, captured: Callable[[], tuple[Any, Any]]
+) -> tuple[bool, list[str]]:
     """(passed, differences or message) of one mode."""
     from fxpar.compile import compile_model
-    from fxpar.model_source import load_model_source
     from fxpar.plans.errors import FxparError
 
     single, case = case_modules(path)
@@ -158,10 +175,9 @@ def run_mode(path: Path, mode: str, ranks: str) -> tuple[bool, list[str]]:
         return True, ["not asked for by this case"]
     refusal = meta["expects"] == "clear_error"
     try:
-        source = load_model_source(str(path))
-        plan = compile_model(
-            source, mesh=mesh, outputs=("all",), random_choices=int(mode.split()[1]) if " " in mode else None
-        ).plan
+        source, program = captured()
+        seed = int(mode.split()[1]) if " " in mode else None
+        plan = compile_model(source, mesh=mesh, outputs=("all",), random_choices=seed, captured=program).plan
     except FxparError as error:
         if refusal:
             return judge_refusal(meta, str(error))
@@ -173,7 +189,7 @@ def run_mode(path: Path, mode: str, ranks: str) -> tuple[bool, list[str]]:
         got, faults = virtual_record(plan, source, case, single)
         faults += single.compare(reference, got, meta)
         return not faults, faults
-    return on_gloo(plan, path)
+    return on_gloo(plan, path, fork)
 
 
 def case_modules(path: Path) -> tuple[Any, Any]:
@@ -259,16 +275,21 @@ def with_check(got: dict[str, Any], case: Any, single: Any, model: Any, program:
 # ------------------------------------------------------------------ real ranks
 
 
-def on_gloo(plan: Any, path: Path) -> tuple[bool, list[str]]:
+def on_gloo(plan: Any, path: Path, fork: bool) -> tuple[bool, list[str]]:
     """The full record on real ranks, compared on every rank."""
     from fxpar.plans.codec import encode
     from fxpar.ranks import run_ranks
+    from tools.forked_ranks import forked_ranks
 
     with tempfile.TemporaryDirectory(prefix="fxpar-case-") as folder:
         (Path(folder) / "plan.msgpack").write_bytes(encode(plan))
-        end = run_ranks(plan.decisions.mesh.world_size, [__file__, "--rank", folder, str(path)], timeout=300)
+        count = plan.decisions.mesh.world_size
+        if fork:
+            end = forked_ranks(count, lambda: rank_main(Path(folder), path), Path(folder), timeout=SECONDS_OF_RANKS)
+        else:
+            end = run_ranks(count, [__file__, "--rank", folder, str(path)], timeout=SECONDS_OF_RANKS)
         lines = [line for failure in end.failures for line in failure.splitlines()]
-        for rank in range(plan.decisions.mesh.world_size):
+        for rank in range(count):
             report = Path(folder) / f"report{rank}.json"
             if not report.exists():
                 lines.append(f"rank {rank} left no record")

@@ -4,6 +4,7 @@
     tools/verify_models.py                              every tests/models/*.py on every mesh, gloo ranks, f32
     tools/verify_models.py --dtype f64 --models bert t5
     tools/verify_models.py --random 30 --models llama bert resnet --meshes 2x2     random plans, virtual ranks, f64
+    tools/verify_models.py --random 5 --meshes 2x2 2x2x2                            ten random plans of every model
 
 Prints a line per plan and a last line `N passed, M failed`; exit code 0 when all passed. On gloo a plan's loss, every
 gradient and buffer, and the parameters after 3 AdamW steps with clipping are compared. `--fork` starts the ranks by
@@ -23,8 +24,6 @@ if __name__ == "__main__" and PYTHON.exists() and Path(sys.prefix).resolve() != 
 sys.path.insert(0, str(ROOT))
 
 import argparse  # noqa: E402
-import gc  # noqa: E402
-import socket  # noqa: E402
 import time  # noqa: E402
 import warnings  # noqa: E402
 
@@ -35,40 +34,16 @@ from fxpar.compile import capture_program, compile_model  # noqa: E402
 from fxpar.model_source import load_model_source  # noqa: E402
 from fxpar.plans.errors import FxparError  # noqa: E402
 from fxpar.progress import silent  # noqa: E402
-from fxpar.ranks import FOLDER, RanksEnd, report_failure  # noqa: E402
+from fxpar.ranks import RanksEnd  # noqa: E402
+from tools.forked_ranks import forked_ranks  # noqa: E402
 
 MESHES = ("2", "4", "2x2", "dp=2", "tp=2", "dp=2,tp=2")
 
 
-def forked_ranks(count: int, arguments: list[str], *, timeout: float) -> RanksEnd:
+def forked_workers(count: int, arguments: list[str], *, timeout: float) -> RanksEnd:
     """`fxpar.ranks.run_ranks` of the verify worker, by fork."""
     folder = Path(arguments[-1])
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    gc.collect()
-    children = []
-    for rank in range(count):
-        child = os.fork()
-        if child == 0:
-            os.environ.update(
-                RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(count), MASTER_ADDR="127.0.0.1",
-                MASTER_PORT=str(port), **{FOLDER: str(folder)},
-            )  # fmt: skip
-            os._exit(report_failure(lambda: verify_worker.main(folder)))
-        children.append(child)
-    end, codes = time.monotonic() + timeout, dict.fromkeys(children, None)
-    while None in codes.values() and time.monotonic() < end and not any(codes.values()):
-        for child in [c for c, code in codes.items() if code is None]:
-            done, status = os.waitpid(child, os.WNOHANG)
-            codes[child] = os.waitstatus_to_exitcode(status) if done else None
-        time.sleep(0.02)
-    for child in [c for c, code in codes.items() if code is None]:
-        os.kill(child, 9)
-        os.waitpid(child, 0)
-    messages = [(r, (folder / f"rank{r}").read_text()) for r in range(count) if (folder / f"rank{r}").exists()]
-    failed = [code for code in codes.values() if code]
-    return RanksEnd(None if None in codes.values() and not failed else max(failed, default=0), tuple(messages), "")
+    return forked_ranks(count, lambda: verify_worker.main(folder), folder, timeout=timeout)
 
 
 def main() -> int:
@@ -82,7 +57,7 @@ def main() -> int:
     parser.add_argument("--fork", action="store_true", help="start ranks by fork instead of torchrun")
     options = parser.parse_args()
     if options.fork:
-        verify.run_ranks = forked_ranks
+        verify.run_ranks = forked_workers
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     folder = ROOT / "tests" / "models"

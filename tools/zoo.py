@@ -59,7 +59,7 @@ class Verdict:
         reached: the stages it passed, a prefix of ``STAGES``.
         reason: why not further: a refusal, an error, or the tensors that differ. Empty when all stages are passed.
         nodes: of the captured program.
-        solver_seconds: compiling the best plan: formulating, solving, writing. 0 when none was asked for.
+        solver_seconds: of this process, compiling the best plan: formulating, solving, writing. 0 without one.
         worst: largest relative difference of any tensor of any plan.
     """
 
@@ -113,11 +113,11 @@ def judge(architecture: Architecture, wanted: Wanted) -> Verdict:
         nodes = len(captured[0].nodes)
         compiled = []
         for seed in wanted.seeds():
-            began = time.monotonic()
+            began = time.process_time()
             plan = compile_model(
                 source, mesh=wanted.mesh, random_choices=seed, recompute="off", captured=captured
             ).plan
-            solver_seconds = time.monotonic() - began if seed is None else 0.0
+            solver_seconds = time.process_time() - began if seed is None else 0.0
             compiled.append((f"random plan {seed}" if seed is not None else "the best plan", plan))
         reached.append("compiled")
         for kind, plan in compiled:
