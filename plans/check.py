@@ -58,6 +58,30 @@ def plan_problems(plan: Plan) -> Iterator[str]:
     for index in decisions.recompute:
         if not 0 <= index < len(program.nodes) or program.nodes[index].phase != "forward":
             yield f"recompute names node {index}, which is no forward node"
+    yield from _certificate_problems(plan)
+
+
+def _certificate_problems(plan: Plan) -> Iterator[str]:
+    """Proofs that no counting could make sense of; whether they prove anything is for `fxpar check --certificate`."""
+    c = plan.certificate
+    if c.question is not None:
+        sizes = c.question.optimizer_bytes
+        if len(sizes) != len(plan.program.inputs) or min(sizes, default=0) < 0:
+            yield "the certificate's optimizer bytes are not one per input"
+        if len(c.question.roles) != len(plan.decisions.mesh.axes):
+            yield f"the certificate has {len(c.question.roles)} roles for {len(plan.decisions.mesh.axes)} mesh axes"
+        if c.question.budget_units is not None and c.question.budget_units < 0:
+            yield f"the certificate's budget is {c.question.budget_units}"
+    if c.overlap is not None and not 0 <= c.overlap.compute_quarters <= 4:
+        yield f"the certificate counts {c.overlap.compute_quarters} quarters of compute"
+    for proof in (c.proof, c.overlap.proof if c.overlap is not None else None):
+        if proof is not None:
+            if proof.multiplier[0] < 0 or proof.multiplier[1] < 1 or proof.quantum_ns < 1:
+                yield f"a proof has multiplier {proof.multiplier} and quantum {proof.quantum_ns}"
+            if any(not 0 <= link < len(proof.vectors) for link in proof.links):
+                yield "a proof names payments that are not in the file"
+            if not all(proof.vectors):
+                yield "a proof has empty payments"
 
 
 def _layout_problems(layout: Layout, program: Program, value: int, name: str, axes: int) -> Iterator[str]:

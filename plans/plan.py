@@ -65,13 +65,66 @@ class Candidate(msgspec.Struct, frozen=True):
     note: str = ""
 
 
+class Proof(msgspec.Struct, frozen=True):
+    """A lower bound of a priced problem and what it rests on (see ``fxpar.solver.certificate``).
+
+    ``multiplier``: the price of memory in ns per 64 KiB, as numerator and denominator. ``links[i]``: which of
+    ``vectors`` the second end of the i-th linked pair pays, in units of ``quantum_ns``.
+    """
+
+    bound_ns: int
+    multiplier: tuple[int, int]
+    quantum_ns: int
+    vectors: tuple[tuple[int, ...], ...]
+    links: tuple[int, ...]
+
+
+class Question(msgspec.Struct, frozen=True):
+    """Which problem was priced, with what the rest of the plan does not say.
+
+    ``roles``: per mesh axis "dp", "tp" or "" (free). ``parameters_cut``: on dp axes all (True), none (False), or each
+    as is best (None). ``recompute_free``: what runs again was chosen together with the placements; else it was given
+    (the plan's). ``budget_units``: memory row in 64 KiB, None without one. ``optimizer_bytes``: per program input the
+    optimizer's bytes per element. ``digest``: sha256 of the problem's numbers. ``rates``: the cluster as JSON.
+    """
+
+    roles: tuple[str, ...]
+    parameters_cut: bool | None
+    batch_dim: int | None
+    recompute_free: bool
+    budget_units: int | None
+    optimizer_bytes: tuple[int, ...]
+    digest: str
+    rates: bytes
+
+
+class Overlap(msgspec.Struct, frozen=True):
+    """A bound that no schedule beats: a step is never shorter than its compute, nor than its communication, so never
+    than any mixture. ``compute_quarters``: of 4, how much compute counts in it; the costs of the proof's problem are
+    four times the mixture."""
+
+    compute_quarters: int
+    proof: Proof
+
+    @property
+    def bound_ns(self) -> int:
+        return self.proof.bound_ns // 4
+
+
 class Certificate(msgspec.Struct, frozen=True):
-    """How far from optimal the priced problem's solution can be (ns; ``gap`` relative)."""
+    """How far from optimal the priced problem's solution can be (ns; ``gap`` relative).
+
+    ``bound_ns`` is what ``proof`` proves where there is one; "optimal" says that an exact search found nothing cheaper,
+    which only another search can confirm. Random plans and plans of older versions have neither question nor proofs.
+    """
 
     status: Literal["optimal", "feasible", "pinned", "random"]
     cost_ns: int
     bound_ns: int
     gap: float
+    question: Question | None = None
+    proof: Proof | None = None
+    overlap: Overlap | None = None
 
 
 class Fingerprint(msgspec.Struct, frozen=True):

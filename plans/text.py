@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 from collections.abc import Iterator
 
 from fxpar.plans.layout import Dims, layout_text
-from fxpar.plans.plan import Plan, Prediction
+from fxpar.plans.plan import Plan, Prediction, Proof
 from fxpar.plans.program import Arg, Dtype, Ref
 
 
@@ -30,6 +31,16 @@ def text_lines(plan: Plan) -> Iterator[str]:
     yield from _prediction(plan.prediction, "")
     c = plan.certificate
     yield f"certificate {c.status} cost {c.cost_ns} bound {c.bound_ns} gap {c.gap!r}"
+    if c.question is not None:
+        q = c.question
+        yield (f"  question roles {q.roles} parameters cut {q.parameters_cut} batch dim {q.batch_dim} "
+               f"recompute free {q.recompute_free} budget {q.budget_units} digest {q.digest!r}")
+        yield f"  optimizer bytes {' '.join(map(str, q.optimizer_bytes))}"
+        yield f"  rates {q.rates!r}"
+    if c.proof is not None:
+        yield f"  proof {_proof(c.proof)}"
+    if c.overlap is not None:
+        yield f"  any overlap, {c.overlap.compute_quarters} of 4 compute: proof {_proof(c.overlap.proof)}"
     for candidate in plan.candidates:
         yield f"candidate {candidate.name!r} mesh {candidate.mesh} fits {candidate.fits} {candidate.note}".rstrip()
         if candidate.prediction is not None:
@@ -69,6 +80,14 @@ def _prediction(p: Prediction, indent: str) -> Iterator[str]:
            f"optimizer {p.optimizer_bytes} activations {p.activation_bytes} bytes")
     for c in p.collectives:
         yield f"{indent}collective {c.kind} on {c.axis} count {c.count} bytes {c.bytes} ns {c.ns}"
+
+
+def _proof(proof: Proof) -> str:
+    """A proof's numbers; its payments, tens of thousands, by their sha256."""
+    payments = hashlib.sha256(repr((proof.vectors, proof.links)).encode()).hexdigest()
+    numerator, denominator = proof.multiplier
+    return (f"bound {proof.bound_ns} memory {numerator}/{denominator} ns per 64 KiB quantum {proof.quantum_ns} "
+            f"pairs {len(proof.links)} payments {payments}")
 
 
 def _type(plan: Plan, value: int) -> str:

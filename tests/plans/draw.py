@@ -15,8 +15,11 @@ from fxpar.plans.plan import (
     CollectiveTotal,
     Decisions,
     Fingerprint,
+    Overlap,
     Plan,
     Prediction,
+    Proof,
+    Question,
 )
 from fxpar.plans.program import Constant, Dtype, Input, Node, Output, Program, Ref, TensorType
 
@@ -115,6 +118,15 @@ def predictions() -> st.SearchStrategy[Prediction]:
 
 
 @st.composite
+def proofs(draw: Any) -> Proof:
+    """Proofs of nothing in particular."""
+    vectors = draw(st.lists(st.lists(COUNT, min_size=1, max_size=3).map(tuple), max_size=3).map(tuple))
+    links = st.lists(st.integers(0, len(vectors) - 1), max_size=4).map(tuple) if vectors else st.just(())
+    return Proof(draw(COUNT), (draw(COUNT), draw(st.integers(1, 2**40))), draw(st.integers(1, 10**6)), vectors,
+                 draw(links))
+
+
+@st.composite
 def plans(draw: Any) -> Plan:
     """Plans that hold together, of programs that could not run."""
     program = draw(programs())
@@ -127,8 +139,15 @@ def plans(draw: Any) -> Plan:
         tuple(i for i, n in enumerate(program.nodes) if n.phase == "forward" and draw(st.booleans())),
     )
     candidates = st.builds(Candidate, TEXT, st.just(mesh), st.booleans(), st.none() | predictions(), TEXT)
+    questions = st.builds(
+        Question, st.tuples(*[st.sampled_from(["", "dp", "tp"])] * len(mesh.axes)), st.none() | st.booleans(),
+        st.none() | st.integers(-2, 2), st.booleans(), st.none() | COUNT,
+        st.tuples(*[st.integers(0, 8)] * len(program.inputs)), TEXT, st.binary(max_size=5),
+    )
     certificates = st.builds(
-        Certificate, st.sampled_from(["optimal", "feasible", "pinned", "random"]), COUNT, COUNT, st.floats(0, 1)
+        Certificate, st.sampled_from(["optimal", "feasible", "pinned", "random"]), COUNT, COUNT, st.floats(0, 1),
+        st.none() | questions, st.none() | proofs(),
+        st.none() | st.builds(Overlap, st.integers(0, 4), proofs()),
     )
     pairs = st.lists(st.tuples(TEXT, TEXT), max_size=2).map(tuple)
     return Plan(

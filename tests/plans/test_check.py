@@ -9,7 +9,7 @@ from fxpar.plans.check import check_plan, plan_problems
 from fxpar.plans.errors import PlanFileError
 from fxpar.plans.layout import Partial, Replicate, Shard
 from fxpar.plans.mesh import Axis, Mesh
-from fxpar.plans.plan import Plan
+from fxpar.plans.plan import Overlap, Plan, Proof, Question
 from fxpar.plans.program import Constant, Input, Ref, TensorType
 from tests.compiled import decoder_plan, mlp_plan
 
@@ -160,3 +160,25 @@ def test_only_the_first_problems_are_told():
     with pytest.raises(PlanFileError) as caught:
         check_plan(gone)
     assert caught.value.numbers[0].count(";") <= 4
+
+
+def test_proofs_and_questions_that_mean_nothing():
+    plan = mlp_plan("2")
+    proof = Proof(1, (1, 1), 1, ((0, 1),), (0, 0))
+    question = Question(("",), False, None, False, 1, (0,) * len(plan.program.inputs), "", b"")
+    good = replace(plan.certificate, question=question, proof=proof, overlap=Overlap(3, proof))
+    assert not list(plan_problems(replace(plan, certificate=good)))
+    negative = (-1,) * len(plan.program.inputs)
+    for wrong, said in (
+        (replace(good, question=replace(question, optimizer_bytes=(1,))), "optimizer bytes"),
+        (replace(good, question=replace(question, optimizer_bytes=negative)), "optimizer bytes"),
+        (replace(good, question=replace(question, roles=())), "0 roles for 1 mesh axes"),
+        (replace(good, question=replace(question, budget_units=-1)), "budget is -1"),
+        (replace(good, overlap=Overlap(5, proof)), "5 quarters"),
+        (replace(good, proof=replace(proof, multiplier=(1, 0))), "multiplier (1, 0)"),
+        (replace(good, proof=replace(proof, multiplier=(-1, 1))), "multiplier (-1, 1)"),
+        (replace(good, overlap=Overlap(1, replace(proof, quantum_ns=0))), "quantum 0"),
+        (replace(good, proof=replace(proof, links=(1,))), "not in the file"),
+        (replace(good, proof=replace(proof, vectors=((),))), "empty payments"),
+    ):
+        assert said in "; ".join(plan_problems(replace(plan, certificate=wrong)))

@@ -85,7 +85,7 @@ def test_trees_are_proven_to_the_optimum(problem):
 
 
 def test_a_large_graph_is_proven_to_what_solving_says():
-    problem = layered(20, axes=2)
+    problem = layered(6, axes=2)
     problem = replace(problem, budget=int(solve(problem).memory * 0.85))
     found = solve(problem)
     proof, bound = prove(problem, found.multiplier)
