@@ -25,7 +25,6 @@ from fxpar.plans.program import Program
 from fxpar.precision import float32_inputs, inputs_in_bf16, parameters_in_bf16, with_float32_surface
 from fxpar.prices import Prices
 from fxpar.progress import Progress, silent
-from fxpar.recompute import LEVELS
 from fxpar.restrict import check_axis_names
 from fxpar.rule_coverage import MissingRuleWarning, undeclared_ops
 from fxpar.rules.fingerprint import rules_digest
@@ -98,7 +97,7 @@ def compile_model(
         mesh: as for ``--mesh``; None: meshes of the cluster's shape are tried.
         memory: bytes per device a plan may use; None: what the cluster has.
         gap: stop when proven within this fraction of the best.
-        recompute: "auto" (as much as memory asks for), "on" (every repeated layer) or "off".
+        recompute: "auto" (node by node, as much as memory asks for), "on" (every repeated layer) or "off".
         random_choices: a seed: any feasible plan instead of the best.
         outputs: ``("loss",)`` or ``("all",)``.
         captured: from :func:`capture_program` with the same outputs and precision, when several plans are made of one
@@ -137,8 +136,8 @@ def compile_model(
         prediction = simulate(program, decisions, prices(meshes[0]), optimizer_bytes)
         certificate = Certificate("random", prediction.step_ns, 0, 1.0)
     else:
-        levels = {"auto": LEVELS, "on": LEVELS[-1:], "off": LEVELS[:1]}[recompute or "auto"]
-        request = Request(program, prices, budget, optimizer_bytes, source.batch_dim, gap, progress, levels)
+        request = Request(program, prices, budget, optimizer_bytes, source.batch_dim, gap, progress,
+                          recompute or "auto")
         tried = (wanted,) if wanted is not None else natural_meshes(machine.nodes, machine.devices_per_node)
         pinned = wanted is not None and any(a.name in ("dp", "tp") for a in wanted.axes)
         found, candidates = run_search(request, tried, pinned=pinned)

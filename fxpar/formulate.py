@@ -1,29 +1,32 @@
 """From a program, a mesh and prices to a numeric problem, and from an assignment back to decisions.
 
-One variable per class of nodes (state: a joint choice) and per class of inputs (state: a stored layout). A node's own
+One variable per class of nodes (state: a joint choice, and for forward nodes, when recomputation is free, what becomes
+of their results: see ``modes``) and per class of inputs (state: a stored layout). A node's own
 cost is the time of its local op; every use of a value costs the reshard from the layout it is produced in to the one
 the reader wants (a value with several readers goes through a hub, so a shared reshard is paid once); a gradient is
 resharded to the layout its parameter is stored in. Memory: parameters, gradients and optimizer state of the stored
-shard, and every forward value that backward reads.
+shard, every forward value that is kept for backward, and of what runs again one layer's worth.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
 from fxpar.layers import Classes, tie_layers
+from fxpar.modes import AGAIN, DROPPED, KEPT, Kind, Pair, kind_of, nodes_to_repeat, offered_modes, pinned_modes, times
 from fxpar.plans.errors import Infeasible
 from fxpar.plans.layout import Dims, Layout, Partial, replicated
 from fxpar.plans.mesh import Mesh
 from fxpar.plans.plan import Decisions
 from fxpar.plans.program import Program, TensorType, node_inputs
 from fxpar.precision import COMPUTE, reduced_early
-from fxpar.prices import Prices, local_work
-from fxpar.recompute import saved_values
+from fxpar.prices import Prices
+from fxpar.recompute import layer_of
 from fxpar.rules.choices import JointChoice, Site, axis_choices, factors_on_atoms, joint_choices
 from fxpar.solver.problem import FORBIDDEN, Edge, IntArray, Problem, Variable
 from fxpar.stored import stored_layouts
@@ -38,7 +41,10 @@ InputFilter = Callable[[int, Sequence[Layout]], Sequence[Layout]]
 
 @dataclass(frozen=True, eq=False)
 class Formulation:
-    """A problem and what its states mean. Class ids are those of ``classes``; variables follow the same order."""
+    """A problem and what its states mean. Class ids are those of ``classes``; variables follow the same order.
+
+    ``modes``: per class of nodes the mode of every state; empty when ``recompute`` was given.
+    """
 
     program: Program
     mesh: Mesh
@@ -47,23 +53,38 @@ class Formulation:
     input_states: dict[int, tuple[Layout, ...]]
     problem: Problem
     recompute: tuple[int, ...] = ()
+    modes: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def decisions(self, assignment: Sequence[int]) -> Decisions:
         """The decisions that an assignment stands for."""
         inputs = tuple(self.input_states[c][assignment[c]] for c in self.classes.inputs)
+        recompute = self.recompute
+        if self.modes:
+            recompute = nodes_to_repeat(self.program, [self.modes[c][assignment[c]] for c in self.classes.nodes])
         return Decisions(
             self.mesh,
             tuple(self.node_states[c][assignment[c]].names for c in self.classes.nodes),
             inputs,
             output_layouts(self.program, inputs, self.mesh),
-            self.recompute,
+            recompute,
         )
 
     def assignment(self, decisions: Decisions) -> tuple[int, ...] | None:
-        """The states of given decisions, None when some of them are not among the states or differ inside a class."""
+        """The states of given decisions, None when some of them are not among the states or differ inside a class.
+
+        Where nothing wants a node's results, they count as dropped if that is offered, else as kept.
+        """
         result: dict[int, int] = {}
-        for c, names in zip(self.classes.nodes, decisions.choices, strict=True):
+        wanted: Sequence[int] = ()
+        if self.modes:
+            wanted, _ = pinned_modes(self.program, decisions.recompute)
+        for index, (c, names) in enumerate(zip(self.classes.nodes, decisions.choices, strict=True)):
             found = [i for i, s in enumerate(self.node_states[c]) if s.names == names]
+            if self.modes:
+                mode = wanted[index]
+                if mode == DROPPED and DROPPED not in self.modes[c]:
+                    mode = KEPT
+                found = [i for i in found if self.modes[c][i] == mode]
             if not found or result.setdefault(c, found[0]) != found[0]:
                 return None
         for c, layout in zip(self.classes.inputs, decisions.inputs, strict=True):
@@ -129,7 +150,7 @@ def formulate(
     *,
     budget_bytes: int | None,
     optimizer_bytes: Callable[[str, str], int],
-    recompute: tuple[int, ...] = (),
+    recompute: tuple[int, ...] | None = (),
     node_filter: NodeFilter | None = None,
     input_filter: InputFilter | None = None,
     tied: bool = True,
@@ -139,7 +160,8 @@ def formulate(
     Args:
         program: with logical dims and hubs.
         budget_bytes: memory per device, None for no limit.
-        recompute: forward nodes that backward runs again (their time counts twice, their results are not saved).
+        recompute: forward nodes that backward runs again (their time counts twice, their results are not saved);
+            None: chosen together with the placements.
         optimizer_bytes: (dtype of a parameter, its name) -> optimizer state bytes per element.
         node_filter, input_filter: the user's constraints.
         tied: repeated layers share decisions.
@@ -148,8 +170,7 @@ def formulate(
         Infeasible: the constraints leave some node or input without any choice.
     """
     classes = tie_layers(program, tied=tied)
-    saved = saved_values(program, recompute, _view_test(classes, mesh))
-    repeats = Counter(classes.nodes[n] for n in saved.again)
+    modes = _Modes.of(program, classes, recompute)
     count = len(classes.sizes)
     costs: list[IntArray] = [np.zeros(0, np.int64)] * count
     memory: list[IntArray] = [np.zeros(0, np.int64)] * count
@@ -167,9 +188,16 @@ def formulate(
         if not states:
             node = program.nodes[index]
             raise Infeasible(f"the constraints leave no choice for {node.op}", where=f"{node.source} {node.module}")
-        node_states[c] = states
         names[c] = f"{program.nodes[index].op}#{index}"
-        costs[c] = (classes.sizes[c] + repeats[c]) * np.array([prices.op_ns(site, s) for s in states], np.int64)
+        once = np.array([prices.op_ns(site, s) for s in states], np.int64)
+        if recompute is None:
+            offered = modes.offered[c]
+            costs[c] = np.concatenate([(2 if m == AGAIN else 1) * classes.sizes[c] * once for m in offered])
+            modes.states[c] = tuple(m for m in offered for _ in states)
+            states = states * len(offered)
+        else:
+            costs[c] = (classes.sizes[c] + modes.repeats[c]) * once
+        node_states[c] = states
         memory[c] = np.zeros(len(states), np.int64)
     for index, c in enumerate(classes.inputs):
         if c in input_states:
@@ -189,14 +217,16 @@ def formulate(
         memory[c] = classes.sizes[c] * np.array(
             [_units(_input_bytes(prices, lay, dims, kind, item.requires_grad, extra)) for lay in layouts], np.int64
         )
-    edges: Counter[tuple[int, int, int, int, Dims, TensorType]] = Counter()
+    edges: Counter[tuple[int, int, int, int, bool, Dims, TensorType]] = Counter()
     source = sources(program, classes)
     guarded = {classes.nodes[n] for n in reduced_early(program)}
-    for node, c in zip(program.nodes, classes.nodes, strict=True):
+    for index, (node, c) in enumerate(zip(program.nodes, classes.nodes, strict=True)):
+        weight = 1 if recompute is None else times(modes.kinds[c], modes.pinned[index])
         for operand, value in enumerate(node_inputs(node)):
             s = source[value]
-            edges[s.owner, s.output, c, operand, program.dims[value], program.types[value]] += 1
-    _add_saved(program, saved.values, prices, source, node_states, memory)
+            crossing = recompute is None and modes.crosses(value, index)
+            edges[s.owner, s.output, c, operand, crossing, program.dims[value], program.types[value]] += weight
+    _add_activations(program, modes, prices, source, node_states, memory)
     owner_of = {i.name: c for i, c in zip(program.inputs, classes.inputs, strict=True)
                 if i.kind in ("parameter", "buffer")}
     layouts_out: dict[tuple[int, int], tuple[Layout, ...]] = {}
@@ -214,15 +244,18 @@ def formulate(
         s = source[output.value]
         dims, kind = program.dims[output.value], program.types[output.value]
         if output.kind in ("gradient", "buffer"):
-            edges[s.owner, s.output, owner_of[output.name], -1, dims, kind] += 1
+            edges[s.owner, s.output, owner_of[output.name], -1, False, dims, kind] += 1
         else:
             costs[s.owner] = costs[s.owner] + builder.matrix(out_layouts(s.owner, s.output), (whole,), dims, kind)[:, 0]
     result_edges = []
-    for (u, o, v, operand, dims, kind), weight in edges.items():
+    for (u, o, v, operand, crossing, dims, kind), weight in edges.items():
         wanted = input_states[v] if operand < 0 else tuple(s.inputs[operand] for s in node_states[v])
-        flags = _Flags(gradient=operand < 0, keep_sums=v in guarded and kind.dtype == COMPUTE)
+        pair = None if operand < 0 else modes.pair(u, v, crossing)
+        flags = _Flags(operand < 0, v in guarded and kind.dtype == COMPUTE, pair)
         if u == v:
-            costs[u] = costs[u] + weight * np.diagonal(builder.matrix(out_layouts(u, o), wanted, dims, kind))
+            own = builder.matrix(out_layouts(u, o), wanted, dims, kind)
+            own = np.diagonal(own if pair is None else pair.apply(own))
+            costs[u] = np.where((own >= FORBIDDEN) | (costs[u] >= FORBIDDEN), FORBIDDEN, costs[u] + weight * own)
         else:
             table = builder.table(out_layouts(u, o), wanted, dims, kind, flags)
             result_edges.append(Edge(u, v, table, weight))
@@ -231,7 +264,7 @@ def formulate(
         tuple(result_edges), tuple(builder.tables),
         None if budget_bytes is None else budget_bytes // MEMORY_UNIT,
     )
-    return Formulation(program, mesh, classes, node_states, input_states, problem, recompute)
+    return Formulation(program, mesh, classes, node_states, input_states, problem, recompute or (), modes.states)
 
 
 def _units(size: int) -> int:
@@ -246,44 +279,115 @@ def _input_bytes(prices: Prices, layout: Layout, dims: Dims, kind: TensorType, g
     return 2 * size + optimizer * elements
 
 
-def _add_saved(
-    program: Program, values: Sequence[int], prices: Prices, source: dict[int, Source],
+@dataclass(frozen=True, eq=False)
+class _Modes:
+    """What becomes of forward results, class by class.
+
+    ``pinned``: per node, when recomputation was given, with the ``repeats`` of each class; else ``offered`` per class,
+    and ``states`` (filled in with the states). ``wanted``: values that may have to be there in backward.
+    """
+
+    program: Program
+    classes: Classes
+    kinds: dict[int, Kind]
+    pinned: tuple[int, ...]
+    repeats: Counter[int]
+    offered: dict[int, tuple[int, ...]]
+    states: dict[int, tuple[int, ...]]
+    wanted: frozenset[int]
+    producer: dict[int, int]
+
+    @staticmethod
+    def of(program: Program, classes: Classes, recompute: tuple[int, ...] | None) -> _Modes:
+        kinds: dict[int, Kind] = {}
+        for node, c in zip(program.nodes, classes.nodes, strict=True):
+            if c not in kinds:
+                kinds[c] = kind_of(node)
+        producer = {v: n for n, node in enumerate(program.nodes) for v in node.outputs if v >= 0}
+        if recompute is not None:
+            pinned, seen = pinned_modes(program, recompute)
+            repeats = Counter(c for c, mode in zip(classes.nodes, pinned, strict=True)
+                              if mode == AGAIN and kinds[c] != "hub")
+            return _Modes(program, classes, kinds, pinned, repeats, {}, {}, seen, producer)
+        free = offered_modes(program)
+        found: dict[int, list[tuple[int, ...]]] = defaultdict(list)
+        for c, modes in zip(classes.nodes, free.modes, strict=True):
+            found[c].append(modes)
+        offered = {}
+        for c, members in found.items():
+            # what one member must keep or make again the others may not drop; a backward node has the one mode DROPPED
+            most = max(members, key=len)
+            must = any(m and DROPPED not in m for m in members)
+            offered[c] = tuple(m for m in most if m != DROPPED or not must) or (DROPPED,)
+        return _Modes(program, classes, kinds, (), Counter(), offered, {}, free.wanted, producer)
+
+    def crosses(self, value: int, reader: int) -> bool:
+        """True when a value goes from one repeated layer of the forward to another."""
+        maker = self.producer.get(value)
+        nodes = self.program.nodes
+        return (
+            maker is not None and nodes[maker].phase == nodes[reader].phase == "forward"
+            and layer_of(nodes[maker].module) != layer_of(nodes[reader].module)
+        )
+
+    def pair(self, u: int, v: int, crossing: bool) -> Pair | None:
+        """The modes at the ends of an edge between classes; None where they do not matter."""
+        if not self.states:
+            return None
+        maker = self.states.get(u)
+        if maker is not None and self._late(u):
+            return None  # backward to backward
+        reader = None if self._late(v) else self.states[v]
+        return None if maker is None and reader is None else Pair(maker, reader, self.kinds[v], crossing)
+
+    def _late(self, c: int) -> bool:
+        return self.program.nodes[self.first[c]].phase == "backward"
+
+    @cached_property
+    def first(self) -> dict[int, int]:
+        """Per class of nodes its first member."""
+        return {c: n for n, c in reversed(list(enumerate(self.classes.nodes)))}
+
+    @cached_property
+    def layers(self) -> dict[int, int]:
+        """Per class of nodes, over how many repeated layers its members spread."""
+        found: dict[int, set[str | None]] = defaultdict(set)
+        for node, c in zip(self.program.nodes, self.classes.nodes, strict=True):
+            found[c].add(layer_of(node.module))
+        return {c: len(layers) for c, layers in found.items()}
+
+
+def _add_activations(
+    program: Program, modes: _Modes, prices: Prices, source: dict[int, Source],
     node_states: dict[int, tuple[JointChoice, ...]], memory: list[IntArray],
 ) -> None:
-    """Add the bytes of saved forward values to the memory of the classes that make them."""
-    counts: Counter[tuple[int, int, Dims, str]] = Counter()
-    for value in values:
+    """Add the bytes of kept forward values, and of one layer's worth of those made again, to the classes that make
+    them."""
+    counts: Counter[tuple[int, int, int, Dims, str]] = Counter()
+    for value in sorted(modes.wanted):
         s = source[value]
-        counts[s.owner, s.output, program.dims[value], program.types[value].dtype] += 1
-    for (c, output, dims, dtype), count in counts.items():
-        sizes = [_units(count * prices.stored_bytes(s.outputs[output], dims, dtype)) for s in node_states[c]]
-        memory[c] = memory[c] + np.array(sizes, np.int64)
-
-
-def _view_test(classes: Classes, mesh: Mesh) -> Callable[[int], bool]:
-    """Is node ``n`` a view (or a hub) of its first operand?"""
-    known: dict[Site, bool] = {}
-
-    def is_view(node: int) -> bool:
-        site = classes.sites[node]
-        if site not in known:
-            if site.call.op == "fxpar.hub.default":
-                known[site] = True
-            else:
-                whole = JointChoice((), tuple(replicated(mesh) for _ in site.inputs),
-                                    tuple(replicated(mesh) for _ in site.outputs))
-                known[site] = bool(site.inputs) and local_work(site, whole, mesh).kind == "view"
-        return known[site]
-
-    return is_view
+        if value not in modes.producer or modes.kinds[s.owner] != "op":
+            continue
+        pinned = modes.pinned[modes.producer[value]] if modes.pinned else KEPT
+        if pinned != DROPPED:
+            counts[s.owner, s.output, pinned, program.dims[value], program.types[value].dtype] += 1
+    for (c, output, pinned, dims, dtype), count in counts.items():
+        states = node_states[c]
+        taken = modes.states[c] if modes.states else (pinned,) * len(states)
+        for i, (state, mode) in enumerate(zip(states, taken, strict=True)):
+            if mode != DROPPED:
+                size = count * prices.stored_bytes(state.outputs[output], dims, dtype)
+                memory[c][i] += _units(size if mode == KEPT else -(-size // modes.layers[c]))
 
 
 @dataclass(frozen=True)
 class _Flags:
-    """``gradient``: the edge leads to the parameter of a gradient; ``keep_sums``: pending sums may not be reduced."""
+    """``gradient``: the edge leads to the parameter of a gradient; ``keep_sums``: pending sums may not be reduced;
+    ``pair``: the modes at both ends, where they matter."""
 
     gradient: bool = False
     keep_sums: bool = False
+    pair: Pair | None = None
 
 
 class _Tables:
@@ -319,6 +423,8 @@ class _Tables:
                 reduced = [[any(p != q for p, q in zip(a, b, strict=True) if isinstance(p, Partial)) for b in target]
                            for a in source]
                 matrix = np.where(np.array(reduced), FORBIDDEN, matrix)
+            if flags.pair is not None:
+                matrix = flags.pair.apply(matrix)
             self.tables.append(matrix)
         return self._known[key]
 

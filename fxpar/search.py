@@ -9,7 +9,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
+from fxpar.certify import certify, question_of
 from fxpar.formulate import MEMORY_UNIT, Formulation, formulate, output_layouts
 from fxpar.layers import tie_layers
 from fxpar.names import batch_class, classes_of
@@ -30,12 +32,15 @@ from fxpar.stored import stored_layouts
 
 # solved again with a smaller budget at most this often when the simulator finds more memory in use than the problem
 # knows of (gathered copies, temporaries)
-MEMORY_ROUNDS = 3
+MEMORY_ROUNDS = 4
 
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """What is searched: the program (dims and hubs in), prices per mesh, limits, levels of recomputation allowed."""
+    """What is searched: the program (dims and hubs in), prices per mesh and limits.
+
+    ``recompute``: "auto" (node by node, where memory asks for it), "on" (every repeated layer whole) or "off".
+    """
 
     program: Program
     prices: Callable[[Mesh], Prices]
@@ -44,12 +49,13 @@ class Request:
     batch_dim: int | None
     gap: float
     progress: Progress
-    levels: tuple[str, ...] = ("none",)
+    recompute: str = "off"
 
 
 @dataclass(frozen=True)
 class Found:
-    """One simulated candidate; ``obeys``: it does what the names of the mesh's axes ask for."""
+    """One simulated candidate; ``obeys``: it does what the names of the mesh's axes ask for; ``counted``: bytes that
+    the memory row of its problem knows of."""
 
     name: str
     decisions: Decisions
@@ -57,6 +63,11 @@ class Found:
     certificate: Certificate
     fits: bool
     obeys: bool = True
+    counted: int = 0
+    # what the certificate is made from: the problem solved, its price of memory, and how parameters may be stored
+    formulation: Formulation | None = None
+    multiplier: Fraction = Fraction(0)
+    parameters_cut: bool | None = False
 
     def candidate(self) -> Candidate:
         """As the plan file records it."""
@@ -106,15 +117,15 @@ class Search:
         )
 
     def formulate(
-        self, mesh: Mesh, roles: tuple[str, ...], sharded: bool | None, budget: int | None, level: str
+        self, mesh: Mesh, roles: tuple[str, ...], sharded: bool | None, budget: int | None,
+        recompute: tuple[int, ...] | None,
     ) -> Formulation:
-        """The problem on a mesh with axes in the given roles, at a level of recomputation."""
+        """The problem on a mesh with axes in the given roles; ``recompute`` as for :func:`formulate`."""
         restriction = self.restriction(roles, sharded)
         restricted = any(roles)
         return formulate(
             self.request.program, mesh, self.request.prices(mesh), budget_bytes=budget,
-            optimizer_bytes=self.request.optimizer_bytes,
-            recompute=recompute_nodes(self.request.program, level),
+            optimizer_bytes=self.request.optimizer_bytes, recompute=recompute,
             node_filter=restriction.nodes if restricted else None,
             input_filter=restriction.inputs if restricted else None,
         )
@@ -126,70 +137,110 @@ class Search:
         return Found(name, decisions, prediction, certificate, prediction.peak_bytes <= request.budget_bytes)
 
     def manual(self, mesh: Mesh) -> list[Found]:
-        """The hand-made plans on a mesh, each with the least recomputation with which it fits (or none does)."""
+        """The hand-made plans on a mesh, each with the recomputation with which it fits (if any makes it fit)."""
         results = []
         for name, roles, sharded in manual_roles(mesh):
             obeys = all(asked in ("", role) for asked, role in zip(roles_of(mesh), roles, strict=True))
-            for level in self.request.levels:
-                with self.request.progress(f"{name} on {mesh}{_with(level)}"):
-                    formulation = self.formulate(mesh, roles, sharded, None, level)
-                    found = self._solved(name, formulation, solve(formulation.problem, gap=self.request.gap))
-                if found is not None and (found.fits or level == self.request.levels[-1]):
-                    results.append(replace(found, obeys=obeys))
-                    break
+            found, _ = self._fitting(name, mesh, roles, sharded, ())
+            if found is not None:
+                results.append(replace(found, obeys=obeys))
         return results
 
     def best(self, mesh: Mesh, roles: tuple[str, ...], starts: Sequence[Found]) -> Found | None:
-        """The solver's fastest plan on a mesh; more recomputation, and parameters cut on dp axes, are tried only where
-        memory binds."""
+        """The solver's fastest plan on a mesh; parameters cut on dp axes are tried only where memory binds."""
         best: Found | None = None
         for sharded in (False, None) if "dp" in roles else (False,):
-            for level in self.request.levels:
-                found, binds = self._best_at(level, mesh, roles, sharded, starts)
-                if found is not None and (best is None or (not found.fits, found.prediction.step_ns) < (
-                    not best.fits, best.prediction.step_ns
-                )):
-                    best = found
-                if not binds:
-                    return best
+            found, binds = self._fitting("fxpar", mesh, roles, sharded, starts)
+            if found is not None and (best is None or _rank(found) < _rank(best)):
+                best = replace(found, parameters_cut=sharded)
+            if not binds:
+                break
         return best
 
-    def _best_at(
-        self, level: str, mesh: Mesh, roles: tuple[str, ...], sharded: bool | None, starts: Sequence[Found]
+    def _fitting(
+        self, name: str, mesh: Mesh, roles: tuple[str, ...], sharded: bool | None, starts: Sequence[Found]
     ) -> tuple[Found | None, bool]:
-        """(plan, whether memory shaped it): the budget is tightened while the simulator finds it exceeded."""
+        """(plan, whether memory shaped it): the fastest without a limit if it fits, else the fastest within it.
+
+        Raises:
+            Infeasible: the roles leave some node no choice.
+        """
         request = self.request
-        budget = request.budget_bytes
-        formulation = self.formulate(mesh, roles, sharded, budget, level)
-        result: Found | None = None
-        for attempt in range(MEMORY_ROUNDS):
-            with request.progress(f"solving on {mesh}{_with(level)}"):
-                candidates = [a for s in starts if s.decisions.mesh.sizes == mesh.sizes
-                              and (a := formulation.assignment(s.decisions)) is not None]
-                solution = solve(formulation.problem, gap=request.gap, candidates=candidates)
-            solved = self._solved("fxpar", formulation, solution)
-            if solved is None:
-                return result, True
-            result = solved
-            if result.fits:
-                return result, attempt > 0 or solution.multiplier > 0
-            excess = result.prediction.peak_bytes - request.budget_bytes
-            budget -= excess + excess // 8
+        always = recompute_nodes(request.program, "layers") if request.recompute == "on" else ()
+        formulation = self.formulate(mesh, roles, sharded, None, always)
+        free = self._solve(name, formulation, starts, "")
+        if free is None or free.fits:
+            return free, False
+        auto = request.recompute == "auto"
+        within = self.formulate(mesh, roles, sharded, request.budget_bytes, None) if auto else formulation
+        best = self._within(name, within, [*starts, free], ", with recomputation" if auto else "")
+        return (best if best is not None and best.fits else _smaller(free, best)), True
+
+    def _within(self, name: str, formulation: Formulation, starts: Sequence[Found], what: str) -> Found | None:
+        """The fastest plan that the simulator finds to fit, or the smallest found.
+
+        The problem's memory row knows no temporaries: what the simulator finds beyond it is taken off the budget.
+        """
+        limit = self.request.budget_bytes
+        budget, best = limit, None
+        for _ in range(MEMORY_ROUNDS):
+            problem = replace(formulation.problem, budget=budget // MEMORY_UNIT)
+            formulation = replace(formulation, problem=problem)
+            found = self._solve(name, formulation, starts, what)
+            if found is None:
+                break
+            best = found if best is None or _rank(found) < _rank(best) else best
+            if found.fits:
+                break
+            beyond = found.prediction.peak_bytes - found.counted
+            budget = min(limit - beyond, budget - MEMORY_UNIT)
             if budget <= 0:
                 break
-            formulation = replace(formulation, problem=replace(formulation.problem, budget=budget // MEMORY_UNIT))
-        return result, True
+        return best
+
+    def _solve(self, name: str, formulation: Formulation, starts: Sequence[Found], what: str) -> Found | None:
+        mesh = formulation.mesh
+        with self.request.progress(f"{name} on {mesh}{what}"):
+            candidates = [a for s in starts if s.decisions.mesh.sizes == mesh.sizes
+                          and (a := formulation.assignment(s.decisions)) is not None]
+            return self._solved(name, formulation, solve(formulation.problem, gap=self.request.gap,
+                                                         candidates=candidates))
 
     def _solved(self, name: str, formulation: Formulation, solution: Solution) -> Found | None:
         if solution.assignment is None or solution.cost is None:
             return None
         status = "optimal" if solution.status.value == "optimal" else "feasible"
         certificate = Certificate(status, solution.cost, solution.bound, solution.gap or 0.0)  # type: ignore[arg-type]
-        return self.found(name, formulation.decisions(solution.assignment), certificate)
+        found = self.found(name, formulation.decisions(solution.assignment), certificate)
+        return replace(found, counted=(solution.memory or 0) * MEMORY_UNIT, formulation=formulation,
+                       multiplier=solution.multiplier)
 
 
-def _with(level: str) -> str:
-    return "" if level == "none" else f", recomputing {level}"
+    def certified(self, chosen: Found, own: Sequence[Found]) -> Certificate:
+        """The certificate of the chosen plan: a hand-made one is held against the bound of the free problem of its
+        mesh."""
+        same_mesh = [f for f in own if f.decisions.mesh.sizes == chosen.decisions.mesh.sizes]
+        basis = chosen if chosen in own else next(iter(same_mesh), None)
+        if basis is None or basis.formulation is None:
+            return chosen.certificate
+        mesh, request = chosen.decisions.mesh, self.request
+        prices = request.prices(mesh)
+        question = question_of(basis.formulation, prices, roles_of(mesh), basis.parameters_cut, request.batch_dim,
+                               request.optimizer_bytes)
+        status = "optimal" if basis is chosen and chosen.certificate.status == "optimal" else "feasible"
+        with request.progress("proving the bound"):
+            made = certify(basis.formulation, chosen.decisions, prices, question, status=status,  # type: ignore[arg-type]
+                           multiplier=basis.multiplier)
+        return made if made is not None else _against(chosen, basis)
+
+
+def _rank(found: Found) -> tuple[bool, int]:
+    """What fits comes first, the fastest of it; of what does not, the smallest."""
+    return not found.fits, found.prediction.step_ns if found.fits else found.prediction.peak_bytes
+
+
+def _smaller(one: Found, other: Found | None) -> Found:
+    return one if other is None or one.prediction.peak_bytes <= other.prediction.peak_bytes else other
 
 
 def run_search(request: Request, meshes: Sequence[Mesh], *, pinned: bool) -> tuple[Found, list[Candidate]]:
@@ -214,16 +265,16 @@ def run_search(request: Request, meshes: Sequence[Mesh], *, pinned: bool) -> tup
         raise too_large(own + manual, request.budget_bytes)
     chosen = min(fitting, key=lambda f: f.prediction.step_ns)
     others = [f for f in (*own, *manual) if f is not chosen]
-    chosen = replace(chosen, certificate=_against(chosen, own))
+    chosen = replace(chosen, certificate=search.certified(chosen, own))
     return chosen, [f.candidate() for f in (chosen, *others)]
 
 
-def _against(chosen: Found, own: Sequence[Found]) -> Certificate:
-    """The certificate of the chosen plan: a hand-made one is held against the bound of the free problem of its mesh."""
-    solved = [f for f in own if f.decisions.mesh.sizes == chosen.decisions.mesh.sizes]
-    if chosen in own or not solved:
+def _against(chosen: Found, basis: Found) -> Certificate:
+    """The certificate of a plan that is not among the assignments of the problem solved on its mesh: that problem's
+    bound, without a proof."""
+    if basis is chosen:
         return chosen.certificate
-    cost, bound = chosen.certificate.cost_ns, min(chosen.certificate.cost_ns, solved[0].certificate.bound_ns)
+    cost, bound = chosen.certificate.cost_ns, min(chosen.certificate.cost_ns, basis.certificate.bound_ns)
     return Certificate("feasible", cost, bound, (cost - bound) / max(cost, 1))
 
 
@@ -253,9 +304,12 @@ def too_large(tried: Sequence[Found], budget: int) -> Infeasible:
 
 
 def random_decisions(program: Program, mesh: Mesh, seed: int) -> Decisions:
-    """Any feasible decisions: a uniformly drawn choice for every node and input, layers not tied."""
+    """Any feasible decisions: a uniformly drawn choice for every node and input, layers not tied, and any set of
+    forward nodes that run again."""
     draw = random.Random(seed)
     classes = tie_layers(program, tied=False)
     choices = tuple(draw.choice(joint_choices(site, mesh)).names for site in classes.sites)
     inputs = tuple(draw.choice(stored_layouts(i, program.dims[i.value], mesh)) for i in program.inputs)
-    return Decisions(mesh, choices, inputs, output_layouts(program, inputs, mesh))
+    share = draw.choice((0.0, 0.3, 0.7))
+    again = tuple(n for n, node in enumerate(program.nodes) if node.phase == "forward" and draw.random() < share)
+    return Decisions(mesh, choices, inputs, output_layouts(program, inputs, mesh), again)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from fxpar.formulate import Formulation, formulate, output_layouts, useful
 from fxpar.layers import tie_layers
+from fxpar.modes import kind_of, pinned_modes, times
 from fxpar.plans.errors import Infeasible
 from fxpar.plans.layout import Partial, Shard, largest_shape, replicated
 from fxpar.plans.mesh import Mesh, parse_mesh
@@ -40,14 +41,16 @@ def problem_of(program: Program, mesh: str, **wishes) -> Formulation:
 
 
 def recount(program: Program, decisions: Decisions, priced: Prices, again: frozenset[int]) -> int:
-    """Time of the decisions, counted node by node and use by use."""
+    """Time of the decisions, counted node by node and use by use: what runs again brings its operands along again."""
+    modes, _ = pinned_modes(program, decisions.recompute)
     made = dict(zip((i.value for i in program.inputs), decisions.inputs, strict=True))
     total = 0
     for index, (node, names) in enumerate(zip(program.nodes, decisions.choices, strict=True)):
         choice = choice_by_names(site_of(node, program), names, decisions.mesh)
         total += priced.op_ns(site_of(node, program), choice) * (1 + (index in again))
+        repeats = times(kind_of(node), modes[index])
         for value, want in zip(node_inputs(node), choice.inputs, strict=True):
-            total += priced.reshard_ns(made[value], want, program.dims[value], program.types[value])
+            total += repeats * priced.reshard_ns(made[value], want, program.dims[value], program.types[value])
         made.update((v, lay) for v, lay in zip(node.outputs, choice.outputs, strict=True) if v >= 0)
     for output, want in zip(program.outputs, decisions.outputs, strict=True):
         price = priced.gradient_ns if output.kind in ("gradient", "buffer") else priced.reshard_ns

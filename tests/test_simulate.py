@@ -80,7 +80,7 @@ def named_decisions(program: Program, mesh: str) -> Decisions:
     """The solver's decisions under these names of axes."""
     on = parse_mesh(mesh)
     request = Request(program, lambda _: prices(mesh), 2**40, adamw, 0, 0.01, silent)
-    form = Search(request).formulate(on, roles_of(on), False, None, "none")
+    form = Search(request).formulate(on, roles_of(on), False, None, ())
     return form.decisions(solve(form.problem).assignment)
 
 

@@ -18,7 +18,7 @@ from fxpar.plans.layout import Dims, Layout, largest_shape, layout_text, local_s
 from fxpar.plans.mesh import Mesh
 from fxpar.plans.plan import Decisions
 from fxpar.plans.program import Node, Program, TensorType, node_inputs
-from fxpar.plans.reshard import COLLECTIVES, Step, reshard_steps
+from fxpar.plans.reshard import Step, reshard_steps
 from fxpar.rules.choices import JointChoice, Site, choice_by_names, site_of
 from fxpar.rules.factor_rule import rebind
 from fxpar.rules.localise import local_call
@@ -128,8 +128,7 @@ class _Localiser:
             )
         repeated = into is self.recomputed
         operands = tuple(
-            self.use(value, layout, phase, again=repeated and node.op != HUB)
-            for value, layout in zip(node_inputs(node), choice.inputs, strict=True)
+            self.use(value, layout, phase) for value, layout in zip(node_inputs(node), choice.inputs, strict=True)
         )
         if node.op == HUB:
             into[node.outputs[0]] = (choice.outputs[0], operands[0])
@@ -143,27 +142,32 @@ class _Localiser:
             if value >= 0:
                 into[value] = (layout, local)
 
-    def use(self, value: int, layout: Layout, phase: Phase, again: bool = False) -> int:
-        """The local value of ``value`` in ``layout`` for a step of ``phase``.
-
-        ``again``: the reader is a recomputed node. It does not repeat a collective of forward (except the gathering
-        of a program input): the resharded value is kept instead.
-        """
+    def use(self, value: int, layout: Layout, phase: Phase) -> int:
+        """The local value of ``value`` in ``layout`` for a step of ``phase``."""
         produced = self.produced.get(value)
         producer = self.producer.get(value)
         if phase == "backward" and producer is not None and producer in self.again:
             if value not in self.recomputed:
-                self.node(producer, "backward", self.recomputed)
+                self.run_again(producer)
             produced = self.recomputed[value]
         if produced is None:
             raise PlanFileError(f"value {value} is used before it is made", where="the plan's program")
         have, local = produced
-        kept = self.resharded.get((value, layout, "forward"))
-        if again and kept is not None and producer is not None and producer not in self.again:
-            steps = reshard_steps(have, layout, self.program.dims[value], self.mesh)
-            if any(step.kind in COLLECTIVES for step in steps):
-                return kept
         return self.reshard(value, local, have, layout, phase)
+
+    def run_again(self, index: int) -> None:
+        """Emit a recomputed node, after those that it needs and that did not run again yet."""
+        needed: set[int] = set()
+        todo = [index]
+        while todo:
+            one = todo.pop()
+            node = self.program.nodes[one]
+            if one in needed or not self.recomputed.keys().isdisjoint(node.outputs):
+                continue
+            needed.add(one)
+            todo += [p for v in node_inputs(node) if (p := self.producer.get(v)) is not None and p in self.again]
+        for one in sorted(needed):
+            self.node(one, "backward", self.recomputed)
 
     def reshard(self, value: int, local: int, have: Layout, want: Layout, phase: Phase) -> int:
         """``local`` (``value`` in layout ``have``) in layout ``want``; the chain is emitted once per phase."""
