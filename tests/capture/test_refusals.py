@@ -28,6 +28,16 @@ class Selects(Base):
         return self.f(x[x[:, 0] > 0])
 
 
+class ReadsNumber(Base):
+    def forward(self, x):
+        return self.f(x) * x.max().item()
+
+
+class HasNoShapeFunction(Base):
+    def forward(self, x):
+        return self.f(torch.linalg.lstsq(x, x)[0])
+
+
 class Breaks(Base):
     def forward(self, x):
         x.numpy().astype(object)
@@ -61,8 +71,11 @@ def mean_of(output, inputs):
 CASES = [
     (Branch, "data-dependent", "test_refusals.py:21 in forward"),
     (Selects, "data-dependent", "in forward"),
-    (Breaks, "cannot be traced", "test_refusals.py:33 in forward"),
-    (Permutes, "randperm", "test_refusals.py:39 in forward"),
+    (Selects, "aten.nonzero.default gives a shape that depends on values", "in forward"),
+    (ReadsNumber, "a number is read off a tensor", "in forward"),
+    (HasNoShapeFunction, "aten.linalg_lstsq.default has a data-dependent shape, or one", "in forward"),
+    (Breaks, "cannot be traced", "test_refusals.py:43 in forward"),
+    (Permutes, "randperm", "test_refusals.py:49 in forward"),
     (WritesInput, "writes in place to one of its inputs", ""),
     (Large, "table", "2400000 bytes"),
 ]
