@@ -62,6 +62,8 @@ def relations(call: Call) -> tuple[Relation, ...]:
     types = (*call.inputs, *call.outputs)
     found = []
     for group in call_factors(call).groups:
+        if group.loose:  # whole dims of unlike lengths: nothing to cut
+            continue
         whole, regions = [], []
         for operand, (slot, type_) in enumerate(zip((*group.inputs, *group.outputs), types, strict=True)):
             if slot is None or type_ is None:

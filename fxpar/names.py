@@ -56,11 +56,22 @@ def places_of(factor: Factor) -> tuple[Place, ...]:
     return tuple((o, *at) for o, at in enumerate((*factor.inputs, *factor.outputs)) if at is not None)
 
 
+def _alike(site: Site, factor: Factor) -> tuple[Place, ...]:
+    """The atoms that are one loop; of a loose group those whose dims are cut alike."""
+    places = places_of(factor)
+    if not factor.group.loose:
+        return places
+    row = (*site.inputs, *site.outputs)
+    kept = {(o, dim): dims[dim] for o, dim, _ in places if (dims := row[o]) is not None}
+    first = kept[places[0][:2]]
+    return tuple((o, dim, atom) for o, dim, atom in places if kept[o, dim] == first)
+
+
 @lru_cache(maxsize=100_000)
 def loops(site: Site) -> tuple[tuple[tuple[Place, ...], ...], tuple[tuple[Place, Place], ...]]:
     """Places of every factor of a site; and pairs of atoms that the op keeps whole, at one place of an operand and of
     an output with the same dims."""
-    factors = tuple(places_of(factor) for factor in factors_on_atoms(site))
+    factors = tuple(_alike(site, factor) for factor in factors_on_atoms(site))
     cut = {(o, dim) for places in factors for o, dim, _ in places}
     pairs = []
     for output, dims in enumerate(site.outputs, len(site.inputs)):
@@ -150,7 +161,8 @@ def reach(program: Program, classes: Classes) -> dict[int, tuple[int, int]]:
                 reduce is not None and value >= 0 and any(program.dims[value])
                 for reduce, value in zip(factor.group.contract, node.outputs, strict=True)
             )
-            if not summed and places.get(classes.kin[c], set()) <= set(places_of(factor)):
+            # what a split loop needs beyond local calls counts as an obstacle, as it does for a batch
+            if not factor.group.expands and not summed and places.get(classes.kin[c], set()) <= set(places_of(factor)):
                 split.add(classes.kin[c])
         for k in places:
             found.setdefault(k, [0, 0])[0 if k in split else 1] += 1

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 from fxpar.cost.cluster import Cluster
 from fxpar.cost.collectives import CollectiveKind, collective_ns
@@ -17,8 +18,12 @@ from fxpar.plans.mesh import Mesh
 from fxpar.plans.program import TensorType
 from fxpar.plans.reshard import COLLECTIVES, Step, reshard_steps
 from fxpar.rules.choices import JointChoice, Site
+from fxpar.rules.expansion import Exchange, Expansion
 from fxpar.rules.factor_rule import argument_names
+from fxpar.rules.localise import expansion_of
 from fxpar.runtime.rewrite.bucket import BUCKET_BYTES
+
+MovingKind = CollectiveKind | Literal["halo", "halo_sum"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,9 +34,11 @@ class Prices:
     mesh: Mesh
 
     def op_ns(self, site: Site, choice: JointChoice) -> int:
-        """Time of the local op. Hubs and views are free."""
+        """Time of the local op, or of all steps of a choice that expands. Hubs and views are free."""
         if site.call.op == "fxpar.hub.default":
             return 0
+        if choice.expands:
+            return _expansion_ns(self, expansion_of(site, choice, self.mesh, (0,) * len(self.mesh.axes)))
         return compute_ns(self.cluster.device, local_work(site, choice, self.mesh))
 
     def reshard_ns(self, source: Layout, target: Layout, dims: Dims, kind: TensorType) -> int:
@@ -53,8 +60,10 @@ class Prices:
         # slices and zeroings are copies of what stays
         return compute_ns(self.cluster.device, Work("memory", 0, 2 * size, dtype))
 
-    def collective_ns(self, kind: CollectiveKind, axis: int | tuple[int, ...], size: int) -> int:
-        """Time of a collective of ``size`` bytes (the full tensor of one rank)."""
+    def collective_ns(self, kind: MovingKind, axis: int | tuple[int, ...], size: int) -> int:
+        """Time of a collective of ``size`` bytes (the full tensor of one rank; of a halo what one neighbour gets)."""
+        if kind == "halo" or kind == "halo_sum":
+            kind = "send"
         return _collective_ns(self, kind, axis, size)
 
     def stored_bytes(self, layout: Layout, dims: Dims, dtype: str) -> int:
@@ -91,6 +100,22 @@ def _gradient_ns(prices: Prices, source: Layout, target: Layout, dims: Dims, dty
 @lru_cache(maxsize=200_000)
 def _collective_ns(prices: Prices, kind: CollectiveKind, axis: int | tuple[int, ...], size: int) -> int:
     return collective_ns(prices.cluster, prices.mesh.sizes, axis, kind, size)
+
+
+def _expansion_ns(prices: Prices, expansion: Expansion) -> int:
+    """Time of every step of an expansion, one after the other."""
+    total = 0
+    shapes = [TensorShape(kind.shape, kind.dtype) for kind in expansion.types]
+    for step in expansion.steps:
+        if isinstance(step, Exchange):
+            size = tensor_bytes(TensorShape((step.elements,), expansion.types[step.value].dtype))
+            total += prices.collective_ns(step.kind, step.axis, size)
+        else:
+            outputs = [None if v < 0 else shapes[v] for v in step.outputs]
+            args = dict(zip(argument_names(step.op), step.args, strict=True))
+            work = work_of(step.op, [shapes[v] for v in step.reads], outputs, args)
+            total += compute_ns(prices.cluster.device, work)
+    return total
 
 
 def local_work(site: Site, choice: JointChoice, mesh: Mesh) -> Work:

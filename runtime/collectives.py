@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import torch
 
-from fxpar.runtime.local import Cut, Swap
+from fxpar.runtime.local import Cut, Halo, Swap
 from fxpar.runtime.packing import (
     Shape,
     exchange_sizes,
+    halo_sizes,
     local_slice,
     pack_exchange,
     pack_gathers,
+    pack_halo,
     pack_row,
     pack_scatters,
     unpack_exchange,
     unpack_gathers,
+    unpack_halo,
     unpack_row,
     unpack_scatters,
 )
@@ -106,6 +109,29 @@ def finish_all_to_all(
 ) -> list[torch.Tensor]:
     """The joined region, cut anew (the only one of the list)."""
     return [unpack_exchange(_unwire(buffer, is_bool), _swap(around, joined, cut, joined_first), me, shape)]
+
+
+HaloNumbers = tuple[list[int], list[int], list[int], list[int], float]
+"""A :class:`Halo` as generated code writes it: ([outer, inner], lengths, starts, ends, fill)."""
+
+
+def _halo(numbers: HaloNumbers) -> Halo:
+    (outer, inner), lengths, starts, ends, fill = numbers
+    return Halo(outer, tuple(lengths), inner, tuple(starts), tuple(ends), float(fill))
+
+
+def start_halo(tensor: torch.Tensor, numbers: HaloNumbers, me: int, summed: bool, group: str) -> torch.Tensor:
+    """Issue the exchange with the ranks whose windows overlap this rank's piece, in practice its neighbours."""
+    halo = _halo(numbers)
+    sent, received = halo_sizes(halo, me, summed)
+    return _ops.all_to_all_single(_wire(pack_halo(tensor, halo, me, summed)), received, sent, group)
+
+
+def finish_halo(
+    buffer: torch.Tensor, tensor: torch.Tensor, numbers: HaloNumbers, me: int, summed: bool, shape: Shape, is_bool: bool
+) -> list[torch.Tensor]:
+    """This rank's window (the only one of the list); ``summed``: its piece."""
+    return [unpack_halo(_unwire(buffer, is_bool), tensor, _halo(numbers), me, summed, shape)]
 
 
 def take_slice(tensor: torch.Tensor, outer: int, start: int, length: int, inner: int, shape: Shape) -> torch.Tensor:

@@ -8,6 +8,7 @@ freed as soon as backward has used it.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from fxpar.plans.program import Program
 from fxpar.runtime import collectives as comm
 from fxpar.runtime.groups import MeshGroups
 from fxpar.runtime.interpret import operator_of
-from fxpar.runtime.local import CollectiveStep, Cut, LocalProgram, LocalStep, OpStep, Swap
+from fxpar.runtime.local import CollectiveStep, Cut, Halo, LocalProgram, LocalStep, OpStep, Swap
 from fxpar.runtime.op_call import call_arguments
 from fxpar.runtime.rewrite.partition import Halves, partition
 
@@ -128,6 +129,9 @@ class _Writer:
         if step.kind == "all_to_all":
             self.exchange(step, operands[0], me, group)
             return
+        if step.kind in ("halo", "halo_sum"):
+            self.halo(step, operands[0], me, group)
+            return
         cuts = [(g.outer, g.lengths, g.inner) for g in step.geometries if isinstance(g, Cut)]
         if step.kind == "all_reduce":
             buffer = self.call(comm.start_all_reduce, operands, step.reduce, group)
@@ -146,6 +150,17 @@ class _Writer:
         buffer = self.call(comm.start_all_to_all, operand, *numbers, group)
         shape = self.local.types[step.outputs[0]].shape
         self.later(step, lambda: self.call(comm.finish_all_to_all, buffer, *numbers, shape, step.dtype == "bool"))
+
+    def halo(self, step: CollectiveStep, operand: fx.Node, me: int, group: str) -> None:
+        halo = step.geometries[0]
+        assert isinstance(halo, Halo)
+        fill = halo.fill if math.isfinite(halo.fill) else self.call(float, str(halo.fill))
+        numbers = ((halo.outer, halo.inner), halo.lengths, halo.starts, halo.ends, fill)
+        summed, shape = step.kind == "halo_sum", self.local.types[step.outputs[0]].shape
+        buffer = self.call(comm.start_halo, operand, numbers, me, summed, group)
+        self.later(
+            step, lambda: self.call(comm.finish_halo, buffer, operand, numbers, me, summed, shape, step.dtype == "bool")
+        )
 
     def later(self, step: CollectiveStep, finish: Callable[[], fx.Node]) -> None:
         """Finish when the first of the step's results is read; ``finish`` gives the list of all results."""

@@ -1,7 +1,8 @@
 """The local program of one rank: what it runs, as plain data, no tensors.
 
 Values are numbered in the order in which steps define them (SSA); ``types[v]`` is the LOCAL shape and dtype of local
-value ``v`` and ``origins[v]`` the program value and layout it stands for. The sequence of steps is the same on every
+value ``v`` and ``origins[v]`` the program value and layout it stands for (-1 and no layout for one that an expansion
+makes on the way). The sequence of steps is the same on every
 rank (kind, op, axis, order); shapes, lengths and positions differ.
 
 An axis acts on one region of a tensor at a time: the local tensor is seen as ``[outer, size, inner]`` (a :class:`Cut`)
@@ -22,7 +23,7 @@ from fxpar.plans.mesh import Mesh
 from fxpar.plans.program import Arg, TensorType
 
 Phase: TypeAlias = Literal["forward", "backward"]
-CollectiveKind: TypeAlias = Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all"]
+CollectiveKind: TypeAlias = Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "halo", "halo_sum"]
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,22 @@ class Swap:
     joined: tuple[int, ...]
     cut: tuple[int, ...]
     joined_first: bool
+
+
+@dataclass(frozen=True)
+class Halo:
+    """A tensor as ``[outer, lengths[i], inner]`` on peer ``i``, of which it wants the window ``[starts[i], ends[i])``
+    of the whole, ``fill`` where that reaches beyond the ends (see :class:`fxpar.rules.expansion.Exchange`)."""
+
+    outer: int
+    lengths: tuple[int, ...]
+    inner: int
+    starts: tuple[int, ...]
+    ends: tuple[int, ...]
+    fill: float
+
+
+Geometry: TypeAlias = Cut | Swap | Halo
 
 
 @dataclass(frozen=True)
@@ -77,7 +94,7 @@ class CollectiveStep:
 
     ``values`` holds one tensor, or a bucket of several of one dtype; ``geometries`` one entry per value (none for an
     ``all_reduce``). ``elements`` counts the elements of the largest rank's full tensors (before a reduce-scatter,
-    after an all-gather), the same on all ranks.
+    after an all-gather; of a halo what goes to one neighbour), the same on all ranks.
     """
 
     kind: CollectiveKind
@@ -85,7 +102,7 @@ class CollectiveStep:
     reduce: str
     values: tuple[int, ...]
     outputs: tuple[int, ...]
-    geometries: tuple[Cut | Swap, ...]
+    geometries: tuple[Geometry, ...]
     elements: int
     dtype: str
     phase: Phase

@@ -8,6 +8,8 @@ share both.
     reduce_scatter  [outer, N, inner]  ->  n x [outer, longest, inner]      ->  [outer, r, inner]
     all_to_all      [outer, r, middle, N, inner]  ->  one block per peer    ->  [outer, R, middle, n, inner]
     all_reduce      any shapes         ->  one row of all elements          ->  the same shapes
+    halo            [outer, r, inner]  ->  the overlaps with peers' windows ->  [outer, window, inner]
+    halo_sum        [outer, window, inner]  ->  the overlaps with peers' pieces  ->  [outer, r, inner]
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from math import prod
 
 import torch
 
-from fxpar.runtime.local import Cut, Swap
+from fxpar.rules.expansion import overlap, pieces
+from fxpar.runtime.local import Cut, Halo, Swap
 
 Shape = tuple[int, ...]
 
@@ -139,3 +142,50 @@ def local_slice(tensor: torch.Tensor, outer: int, start: int, length: int, inner
         return tensor.new_empty(shape)
     size = tensor.numel() // (outer * inner)
     return tensor.reshape(outer, size, inner)[:, start : start + length].contiguous().view(shape)
+
+
+def _overlaps(halo: Halo, me: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """(of my piece with every peer's window, of my window with every peer's piece), nothing of my own."""
+    held, windows = pieces(halo.lengths), list(zip(halo.starts, halo.ends, strict=True))
+    sent = [overlap(held[me], w) if i != me else (0, 0) for i, w in enumerate(windows)]
+    taken = [overlap(h, windows[me]) if i != me else (0, 0) for i, h in enumerate(held)]
+    return sent, taken
+
+
+def halo_sizes(halo: Halo, me: int, summed: bool) -> tuple[list[int], list[int]]:
+    """(elements to every peer, elements from every peer)."""
+    sent, taken = ([(end - start) * halo.outer * halo.inner for start, end in row] for row in _overlaps(halo, me))
+    return (taken, sent) if summed else (sent, taken)
+
+
+def pack_halo(tensor: torch.Tensor, halo: Halo, me: int, summed: bool) -> torch.Tensor:
+    """One row: what of this rank's piece (of its window, for the sum) every peer is to have."""
+    sent, taken = _overlaps(halo, me)
+    row, first = (taken, halo.starts[me]) if summed else (sent, pieces(halo.lengths)[me][0])
+    length = halo.ends[me] - halo.starts[me] if summed else halo.lengths[me]
+    view = tensor.reshape(halo.outer, length, halo.inner)
+    return torch.cat([view[:, start - first : end - first].reshape(-1) if end > start else view.new_empty(0)
+                      for start, end in row])  # fmt: skip
+
+
+def unpack_halo(
+    buffer: torch.Tensor, tensor: torch.Tensor, halo: Halo, me: int, summed: bool, shape: Shape
+) -> torch.Tensor:
+    """This rank's window from its own piece and what peers sent; for the sum its piece from its own window and theirs.
+
+    ``tensor`` is what this rank packed.
+    """
+    sent, taken = _overlaps(halo, me)
+    piece, window = pieces(halo.lengths)[me], (halo.starts[me], halo.ends[me])
+    have, want = (window, piece) if summed else (piece, window)
+    view = tensor.reshape(halo.outer, have[1] - have[0], halo.inner)
+    result = view.new_full((halo.outer, want[1] - want[0], halo.inner), 0.0 if summed else halo.fill)
+    start, end = overlap(have, want)
+    result[:, start - want[0] : end - want[0]] = view[:, start - have[0] : end - have[0]]
+    row = sent if summed else taken
+    for (start, end), flat in zip(row, buffer.split(halo_sizes(halo, me, summed)[1]), strict=True):
+        if end > start:
+            part = flat.view(halo.outer, end - start, halo.inner)
+            here = result[:, start - want[0] : end - want[0]]
+            here.add_(part) if summed else here.copy_(part)
+    return result.view(shape)

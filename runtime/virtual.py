@@ -17,17 +17,20 @@ from fxpar.plans.mesh import Mesh
 from fxpar.plans.plan import Decisions
 from fxpar.plans.program import Program
 from fxpar.runtime.interpret import operator_of
-from fxpar.runtime.local import CollectiveStep, Cut, LocalProgram, LocalStep, OpStep, Swap, last_uses
+from fxpar.runtime.local import CollectiveStep, Cut, Halo, LocalProgram, LocalStep, OpStep, Swap, last_uses
 from fxpar.runtime.op_call import call_arguments, results
 from fxpar.runtime.packing import (
     exchange_sizes,
+    halo_sizes,
     local_slice,
     pack_exchange,
     pack_gathers,
+    pack_halo,
     pack_row,
     pack_scatters,
     unpack_exchange,
     unpack_gathers,
+    unpack_halo,
     unpack_row,
     unpack_scatters,
 )
@@ -108,7 +111,8 @@ def run_virtual(
         if watch is not None:
             for value in first.steps[index].writes:
                 origin, layout = first.origins[value]
-                watch(origin, assemble(state[value], program.dims[origin], layout, mesh))
+                if origin >= 0:
+                    watch(origin, assemble(state[value], program.dims[origin], layout, mesh))
         for value in freed:
             del state[value]
     pieces = tuple(tuple(state[v]) for v in first.outputs)
@@ -177,9 +181,21 @@ def exchange(
         sent = [pack_exchange(tensors[i][0], swaps[i], i).split(exchange_sizes(swaps[i], i)[0]) for i in members]
         received = [torch.cat([sent[peer][i] for peer in members]) for i in members]
         return [[unpack_exchange(received[i], swaps[i], i, shapes[i][0])] for i in members]
+    if kind in ("halo", "halo_sum"):
+        halos = [g for s in steps for g in s.geometries if isinstance(g, Halo)]
+        return _exchange_halos(halos, [row[0] for row in tensors], [row[0] for row in shapes], kind == "halo_sum")
     cuts = [[g for g in s.geometries if isinstance(g, Cut)] for s in steps]
     if kind == "all_gather":
         gathered = torch.cat([pack_gathers(tensors[i], cuts[i], i).view(-1) for i in members])
         return [unpack_gathers(gathered.clone(), cuts[i], shapes[i]) for i in members]
     summed = reduce(combine, [pack_scatters(tensors[i], cuts[i]).view(-1) for i in members]).chunk(len(steps))
     return [unpack_scatters(summed[i], cuts[i], i, shapes[i]) for i in members]
+
+
+def _exchange_halos(
+    halos: Sequence[Halo], tensors: _Row, shapes: Sequence[tuple[int, ...]], summed: bool
+) -> list[_Row]:
+    members = range(len(halos))
+    sent = [pack_halo(tensors[i], halos[i], i, summed).split(halo_sizes(halos[i], i, summed)[0]) for i in members]
+    received = [torch.cat([sent[peer][i] for peer in members]) for i in members]
+    return [[unpack_halo(received[i], tensors[i], halos[i], i, summed, shapes[i])] for i in members]

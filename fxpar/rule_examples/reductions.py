@@ -93,6 +93,12 @@ def extreme(draw: Draw, op: str) -> Example:
     return example(op, draw.real(4, 3, 6), draw.pick([0], [-1], [0, 2], [1, 2], []), draw.chance())
 
 
+@calls("argmax", "argmin", "max.dim", "min.dim")
+def places_of_equals(draw: Draw, op: str) -> Example:
+    """Of equal values the first place counts."""
+    return example(op, draw.below(3, 4, 6, 3).to(torch.float64), draw.pick(0, 1, -1), draw.chance())
+
+
 @calls(
     "prod.dim_int",
     "argmax",

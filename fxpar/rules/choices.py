@@ -46,7 +46,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Factor:
-    """One splittable loop of a site: its atom in each operand, or None."""
+    """One splittable loop of a site: its atom in each operand, or None; of a loose group the first atom of its dim."""
 
     size: int
     inputs: tuple[Position | None, ...]
@@ -56,13 +56,14 @@ class Factor:
 
 @dataclass(frozen=True)
 class Choice:
-    """What one axis does: the placement it gives every operand and output."""
+    """What one axis does: the placement it gives every operand and output; ``expands`` as in ``Group``."""
 
     name: str
     inputs: tuple[Placement, ...]
     outputs: tuple[Placement, ...]
     size: int = 0
     nonempty: bool = False
+    expands: str = ""
 
 
 def site_of(node: Node, program: Program) -> Site:
@@ -114,6 +115,9 @@ def factors_on_atoms(site: Site) -> tuple[Factor, ...]:
     result = []
     for group in call_factors(site.call).groups:
         slots = [(s, d) for s, d in zip((*group.inputs, *group.outputs), (*site.inputs, *site.outputs), strict=True)]
+        if group.loose:
+            result += _loose_factor(group, slots)
+            continue
         maps = [slot_intervals(s, group.size, d) if s is not None and d is not None else None for s, d in slots]
         present = [m for m in maps if m is not None]
         common = [key for key in (present[0] if present else {}) if all(key in m for m in present)]
@@ -124,24 +128,41 @@ def factors_on_atoms(site: Site) -> tuple[Factor, ...]:
     return tuple(result)
 
 
+def _loose_factor(group: Group, slots: list[tuple[Slot | None, Dims | None]]) -> list[Factor]:
+    """The factor of a loop over whole dims; none when some of them cannot be cut."""
+    places: list[Position | None] = []
+    sizes = []
+    for slot, dims in slots:
+        if slot is None or dims is None:
+            places.append(None)
+            continue
+        places.append((slot.dims[0], 0))
+        sizes.append(math.prod(dims[slot.dims[0]]))
+    k = len(group.inputs)
+    return [Factor(min(sizes), tuple(places[:k]), tuple(places[k:]), group)] if min(sizes, default=1) > 1 else []
+
+
 def _split(site: Site, run: tuple[Factor, ...], name: str) -> Choice:
     group, n = run[0].group, len(run)
 
-    def shard(position: Position | None) -> Shard | None:
-        return None if position is None else Shard(position[0], position[1], n)
+    def shard(position: Position | None, dims: Dims | None) -> Shard | None:
+        if position is None or dims is None:
+            return None
+        return Shard(position[0], position[1], len(dims[position[0]]) if group.loose else n)
 
     inputs: list[Placement] = []
-    for operand, position in enumerate(run[0].inputs):
-        inputs.append(shard(position) or (PARTIAL_SUM if operand in group.addends else REPLICATE))
+    for operand, (position, dims) in enumerate(zip(run[0].inputs, site.inputs, strict=True)):
+        inputs.append(shard(position, dims) or (PARTIAL_SUM if operand in group.addends else REPLICATE))
     outputs: list[Placement] = []
-    for position, reduce in zip(run[0].outputs, group.contract, strict=True):
-        outputs.append(shard(position) or (Partial(reduce) if reduce else REPLICATE))  # type: ignore[arg-type]
-    return Choice(name, tuple(inputs), tuple(outputs), math.prod(f.size for f in run), group.nonempty)
+    for position, made, reduce in zip(run[0].outputs, site.outputs, group.contract, strict=True):
+        outputs.append(shard(position, made) or (Partial(reduce) if reduce else REPLICATE))  # type: ignore[arg-type]
+    size = math.prod(f.size for f in run)
+    return Choice(name, tuple(inputs), tuple(outputs), size, group.nonempty, group.expands)
 
 
 def _adjacent(a: Factor, b: Factor) -> bool:
     """True when ``b`` follows ``a`` directly inside one dim of every operand that carries them."""
-    if a.group is not b.group:
+    if a.group is not b.group or a.group.loose:
         return False
     pairs = zip((*a.inputs, *a.outputs), (*b.inputs, *b.outputs), strict=True)
     return all(x is None or (y is not None and x[0] == y[0] and x[1] + 1 == y[1]) for x, y in pairs)
@@ -173,11 +194,12 @@ def axis_choices(site: Site) -> tuple[Choice, ...]:
 
 @dataclass(frozen=True)
 class JointChoice:
-    """What all mesh axes together do at a site."""
+    """What all mesh axes together do at a site; ``expands`` per axis as in ``Group``, empty when no axis does."""
 
     names: tuple[str, ...]
     inputs: tuple[Layout, ...]
     outputs: tuple[Layout, ...]
+    expands: tuple[str, ...] = ()
 
 
 def combine(site: Site, choices: tuple[Choice, ...], mesh: Mesh) -> JointChoice | None:
@@ -195,7 +217,14 @@ def combine(site: Site, choices: tuple[Choice, ...], mesh: Mesh) -> JointChoice 
             sizes = [n for c, n in zip(choices, mesh.sizes, strict=True) if c.name == choice.name]
             if choice.nonempty and smallest_piece(choice.size, tuple(sizes)) == 0:
                 return None
-    return JointChoice(tuple(c.name for c in choices), inputs, outputs)
+    words = tuple(c.expands for c in choices) if any(c.expands for c in choices) else ()
+    if words:
+        declared = rule_for(site.call.op)
+        if declared is None or declared.expand is None:
+            return None
+        if declared.offers is not None and not declared.offers(site.call, words, mesh.sizes):
+            return None
+    return JointChoice(tuple(c.name for c in choices), inputs, outputs, words)
 
 
 def _same_loop_ok(choices: tuple[Choice, ...]) -> bool:

@@ -129,6 +129,9 @@ class Group:
     ``addends``: operands that are added once (a bias): pending when a contracted loop is split.
     ``nonempty``: no rank may get an empty piece (a maximum over nothing is undefined).
     ``soft``: evidence for cutting a dim that yields to the evidence of views.
+    ``expands``: what splitting the loop needs beside a local call; the rule's ``expand`` is told by this word.
+    ``loose``: the loop is a whole dim in every operand that carries it, each cut by its own length (the rows of an
+    image and of what a convolution makes of it need not be equally many); its slots name one dim each.
     """
 
     size: int
@@ -138,6 +141,8 @@ class Group:
     addends: tuple[int, ...] = ()
     nonempty: bool = False
     soft: bool = False
+    expands: str = ""
+    loose: bool = False
 
 
 @dataclass(frozen=True)
@@ -175,10 +180,16 @@ Localise = Callable[[Call, Block], "tuple[str, tuple[Arg, ...]]"]
 """(call, block) -> (op, args) to run locally; args name operands by number."""
 
 
+Offers = Callable[[Call, "tuple[str, ...]", "tuple[int, ...]"], bool]
+"""(call, word per mesh axis (see ``Group.expands``), sizes of the axes) -> may these axes split so together?"""
+
+
 @dataclass(frozen=True)
 class Rule:
     """A declared rule: ``factors(call)`` and how the call becomes local (None: the same call on the local tensors).
 
+    ``expand``: what runs instead where an axis splits a loop that ``expands`` (:mod:`fxpar.rules.expansion`);
+    ``offers``: which such choices there are (None: all).
     ``declared``: digest of the user's words, empty for fxpar's own rules.
     """
 
@@ -188,3 +199,5 @@ class Rule:
     text: str = ""
     random: bool = field(default=False)
     declared: str = ""
+    expand: Callable[[Any], tuple[Ref | None, ...]] | None = None
+    offers: Offers | None = None

@@ -21,6 +21,8 @@ def loop(
     addends: Iterable[int] = (),
     nonempty: bool = False,
     soft: bool = False,
+    expands: str = "",
+    loose: bool = False,
 ) -> tuple[Group, ...]:
     """The group of a loop of ``size`` over the named regions; none when it has a single turn.
 
@@ -39,6 +41,8 @@ def loop(
             tuple(addends) if waiting else (),
             nonempty,
             soft,
+            expands,
+            loose,
         ),
     )
 

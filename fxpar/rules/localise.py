@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from fxpar.plans.layout import Digit, Dims, Layout, digits
 from fxpar.plans.mesh import Mesh
 from fxpar.plans.program import Arg
 from fxpar.rules.choices import JointChoice, Site
+from fxpar.rules.expansion import Emission, Expansion
 from fxpar.rules.factor_rule import Block
 from fxpar.rules.registry import rule_for
 
@@ -30,3 +33,17 @@ def local_call(
     if declared is None or declared.localise is None:
         return site.call.op, site.call.args
     return declared.localise(site.call, block_of(site, choice, mesh, coords))
+
+
+@lru_cache(maxsize=50_000)
+def expansion_of(site: Site, choice: JointChoice, mesh: Mesh, coords: tuple[int, ...]) -> Expansion:
+    """The steps of the rank at ``coords`` under a choice that expands.
+
+    Raises:
+        ValueError: the op's rule has no expansion.
+    """
+    declared = rule_for(site.call.op)
+    if declared is None or declared.expand is None:
+        raise ValueError(f"{site.call.op} has no expansion")
+    emission = Emission(site.call, block_of(site, choice, mesh, coords), choice.expands, mesh.sizes, coords)
+    return emission.finished(declared.expand(emission))

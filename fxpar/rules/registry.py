@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from fxpar.rules.factor_rule import Call, Factors, Localise, Rule
+from fxpar.rules.expansion import Expand
+from fxpar.rules.factor_rule import Call, Factors, Localise, Offers, Rule
 from fxpar.rules.parse import string_factors
 
 _RULES: dict[str, Rule] = {}
@@ -33,6 +34,8 @@ def rule(
     nonempty: bool = False,
     localise: Localise | None = None,
     random: bool = False,
+    expand: Expand | None = None,
+    offers: Offers | None = None,
 ) -> None:
     """Declare the rule of one op or of several that share it.
 
@@ -42,6 +45,8 @@ def rule(
         linear, reduce, reads, addends, nonempty: as in ``string_factors``, for rule texts.
         localise: how the call becomes local when an argument depends on global sizes or positions.
         random: the op draws stateless random numbers.
+        expand: what runs in place of the call where a loop that ``expands`` is split.
+        offers: which splits of such loops are possible, None when all are.
 
     Raises:
         ValueError: the op already has a rule.
@@ -49,7 +54,7 @@ def rule(
     for op in [ops] if isinstance(ops, str) else ops:
         declare(
             op, factors, linear=linear, reduce=reduce, reads=reads, addends=addends, nonempty=nonempty,
-            localise=localise, random=random,
+            localise=localise, random=random, expand=expand, offers=offers,
         )
 
 
@@ -65,6 +70,8 @@ def declare(
     localise: Localise | None,
     random: bool,
     declared: str = "",
+    expand: Expand | None = None,
+    offers: Offers | None = None,
 ) -> None:
     """Enter the rule of one op; arguments as in :func:`rule`, ``declared`` as in :class:`Rule`.
 
@@ -82,9 +89,10 @@ def declare(
                 call, text, linear=linear, reduce=reduce, reads=reads, addends=addends, nonempty=nonempty
             )
 
-        _RULES[name] = Rule(name, function, localise, text, random, declared)
+        _RULES[name] = Rule(name, function, localise, text, random, declared, expand, offers)
     else:
-        _RULES[name] = Rule(name, factors, localise, getattr(factors, "__name__", "function"), random, declared)
+        said = getattr(factors, "__name__", "function")
+        _RULES[name] = Rule(name, factors, localise, said, random, declared, expand, offers)
 
 
 def rule_for(op: str) -> Rule | None:

@@ -16,11 +16,13 @@ from torch import Tensor
 
 from fxpar.plans.layout import PARTIAL_SUM, Dims, layout_text, whole_dims
 from fxpar.plans.mesh import Mesh
-from fxpar.plans.program import Arg, Dtype, Ref, TensorType
+from fxpar.plans.program import Arg, Dtype, Ref
 from fxpar.rules.choices import JointChoice, Site, axis_choices, combine, joint_choices
 from fxpar.rules.factor_rule import Call, Slot, torch_op
 from fxpar.rules.localise import local_call
+from fxpar.rules.lockstep import run_expansions
 from fxpar.rules.registry import full_name, rule_for
+from fxpar.rules.run_op import run_op, type_of
 from fxpar.rules.virtual import Disagreement, assemble, close, scatter
 
 
@@ -83,34 +85,6 @@ def example(op: str, *positional: Any, values: bool = True, **keywords: Any) -> 
             given = declared.default_value
         args.append(plain(given))
     return Example(name, tuple(args), tuple(tensors), values)
-
-
-def run_op(op: str, args: tuple[Arg, ...], tensors: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
-    """Run the call and return its results as a row (a list result is spread)."""
-
-    def real(arg: Arg) -> Any:
-        if isinstance(arg, Ref):
-            return tensors[arg.id]
-        if isinstance(arg, Dtype):
-            return getattr(torch, arg.name)
-        if isinstance(arg, tuple):
-            return [real(item) for item in arg]
-        return arg
-
-    target = torch_op(op)
-    positional, keywords = [], {}
-    for declared, arg in zip(target._schema.arguments, args, strict=True):
-        if declared.kwarg_only:
-            keywords[declared.name] = real(arg)
-        else:
-            positional.append(real(arg))
-    returned = target(*positional, **keywords)
-    row = tuple(returned) if isinstance(returned, (tuple, list)) else (returned,)
-    return tuple(row[0]) if len(row) == 1 and isinstance(row[0], (tuple, list)) else row
-
-
-def type_of(tensor: Tensor) -> TensorType:
-    return TensorType(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
 
 
 def call_of_example(given: Example, outputs: Sequence[Tensor | None]) -> Call:
@@ -239,14 +213,17 @@ def judge(
         scatter(tensor, dims, layout, mesh, rng)
         for tensor, dims, layout in zip(given.tensors, site.inputs, choice.inputs, strict=True)
     ]
-    rows = []
-    for rank in range(mesh.world_size):
-        try:
+    rows: list[tuple[Tensor | None, ...]] = []
+    rank = 0
+    try:
+        if choice.expands:
+            rows = run_expansions(site, choice, mesh, pieces)
+        for rank in range(mesh.world_size) if not choice.expands else ():
             op, args = local_call(site, choice, mesh, mesh.coordinates(rank))
             rows.append(run_op(op, args, [p[rank] for p in pieces]))
-        except (RuntimeError, LookupError, ValueError, TypeError, ArithmeticError, AssertionError) as error:
-            # what a local call raises is exactly what is being looked for
-            return f"rank {rank} cannot run: {type(error).__name__}: {str(error).splitlines()[0][:200]}"
+    except (RuntimeError, LookupError, ValueError, TypeError, ArithmeticError, AssertionError) as error:
+        # what a local call raises is exactly what is being looked for
+        return f"rank {rank} cannot run: {type(error).__name__}: {str(error).splitlines()[0][:200]}"
     for index, (want, dims, layout) in enumerate(zip(expected, site.outputs, choice.outputs, strict=True)):
         if want is None or dims is None:
             continue

@@ -13,7 +13,8 @@ from math import prod
 from fxpar.plans.layout import Digit, Dims, Layout, Shard, digits, runs_of
 from fxpar.plans.mesh import Mesh
 from fxpar.plans.reshard import Step
-from fxpar.runtime.local import Cut, Swap
+from fxpar.rules.expansion import Exchange
+from fxpar.runtime.local import Cut, Geometry, Halo, Swap
 
 
 @dataclass(frozen=True)
@@ -97,3 +98,13 @@ def _between(dims: Dims, layout: Layout, mesh: Mesh, coords: tuple[int, ...], fi
             if (first.dim, first.first + first.length - 1) < (dim, start) < (second.dim, second.first):
                 count *= digit.length
     return count
+
+
+def exchange_geometry(exchange: Exchange, shape: tuple[int, ...]) -> tuple[Geometry, ...]:
+    """The geometries of an expansion's collective on a local tensor of ``shape``."""
+    outer, inner = prod(shape[: exchange.dim]), prod(shape[exchange.dim + 1 :])
+    if exchange.kind == "all_reduce":
+        return ()
+    if exchange.kind == "all_gather":
+        return (Cut(outer, exchange.lengths, inner),)
+    return (Halo(outer, exchange.lengths, inner, exchange.starts, exchange.ends, exchange.fill),)

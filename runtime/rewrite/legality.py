@@ -11,7 +11,18 @@ from math import prod
 
 from fxpar.plans.errors import FxparError
 from fxpar.plans.program import refs
-from fxpar.runtime.local import AnyStep, CollectiveStep, Cut, LocalProgram, LocalStep, OpStep, Swap, collectives
+from fxpar.runtime.local import (
+    AnyStep,
+    CollectiveStep,
+    Cut,
+    Geometry,
+    Halo,
+    LocalProgram,
+    LocalStep,
+    OpStep,
+    Swap,
+    collectives,
+)
 
 
 class IllegalProgram(FxparError):
@@ -78,13 +89,18 @@ def _shapes(step: CollectiveStep | LocalStep, local: LocalProgram) -> list[str]:
     return found
 
 
-def _fit(step: CollectiveStep, geometry: Cut | Swap, me: int, before: int, after: int) -> list[str]:
+def _fit(step: CollectiveStep, geometry: Geometry, me: int, before: int, after: int) -> list[str]:
     found = []
     match geometry:
         case Cut(outer, lengths, inner):
             whole, piece = (after, before) if step.kind == "all_gather" else (before, after)
             if whole != outer * sum(lengths) * inner or piece != outer * lengths[me] * inner:
                 found.append(f"[{outer}, {lengths}, {inner}] does not fit {whole} and {piece} elements")
+        case Halo() as halo:
+            piece = halo.outer * halo.lengths[me] * halo.inner
+            window = halo.outer * (halo.ends[me] - halo.starts[me]) * halo.inner
+            if (before, after) != ((window, piece) if step.kind == "halo_sum" else (piece, window)):
+                found.append(f"{halo} does not fit {before} elements before and {after} after")
         case Swap() as swap:
             rest = swap.outer * swap.middle * swap.inner
             if before != rest * swap.joined[me] * sum(swap.cut):

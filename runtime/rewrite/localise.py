@@ -5,6 +5,7 @@ Every node becomes its local call; wherever a value is needed in another layout 
 
     mm(x: [S(0)], w: [S(0)])   ->   w1 = all_gather(w); y = mm(x, w1)
 
+A choice that expands (:mod:`fxpar.rules.expansion`) becomes several ops and collectives.
 A node of ``fxpar.hub.default`` only names a layout: its operand's reshard, no op. Nodes in ``Decisions.recompute`` run
 again in backward, right before their first use there.
 """
@@ -17,13 +18,14 @@ from fxpar.plans.errors import PlanFileError
 from fxpar.plans.layout import Dims, Layout, largest_shape, layout_text, local_shape
 from fxpar.plans.mesh import Mesh
 from fxpar.plans.plan import Decisions
-from fxpar.plans.program import Node, Program, TensorType, node_inputs
+from fxpar.plans.program import Arg, Node, Program, Ref, TensorType, map_refs, node_inputs
 from fxpar.plans.reshard import Step, reshard_steps
 from fxpar.rules.choices import JointChoice, Site, choice_by_names, site_of
+from fxpar.rules.expansion import Exchange, LocalOp
 from fxpar.rules.factor_rule import rebind
-from fxpar.rules.localise import local_call
-from fxpar.runtime.local import AnyStep, CollectiveStep, Cut, LocalProgram, LocalStep, OpStep, Phase, Swap
-from fxpar.runtime.rewrite.geometry import all_to_all_swap, gather_cut, scatter_cut
+from fxpar.rules.localise import expansion_of, local_call
+from fxpar.runtime.local import AnyStep, CollectiveStep, Geometry, LocalProgram, LocalStep, OpStep, Phase
+from fxpar.runtime.rewrite.geometry import all_to_all_swap, exchange_geometry, gather_cut, scatter_cut
 
 HUB = "fxpar.hub.default"
 
@@ -136,11 +138,49 @@ class _Localiser:
         outputs = tuple(
             -1 if v < 0 else self.define(v, layout) for v, layout in zip(node.outputs, choice.outputs, strict=True)
         )
-        op, args = local_call(site, choice, self.mesh, self.coords)
-        self.steps.append(OpStep(op, rebind(args, operands), operands, outputs, index, phase, repeated))
+        if choice.expands:
+            self.expand(site, choice, operands, outputs, index, phase, repeated)
+        else:
+            op, args = local_call(site, choice, self.mesh, self.coords)
+            self.steps.append(OpStep(op, rebind(args, operands), operands, outputs, index, phase, repeated))
         for value, layout, local in zip(node.outputs, choice.outputs, outputs, strict=True):
             if value >= 0:
                 into[value] = (layout, local)
+
+    def expand(
+        self, site: Site, choice: JointChoice, operands: tuple[int, ...], outputs: tuple[int, ...], index: int,
+        phase: Phase, repeated: bool,
+    ) -> None:
+        """Emit the steps of a choice that expands."""
+        expansion = expansion_of(site, choice, self.mesh, self.coords)
+        # sizes are those of the rank that holds most, on all ranks alike
+        largest = expansion_of(site, choice, self.mesh, (0,) * len(self.coords))
+        known = dict(enumerate(operands))
+        known |= {v: local for v, local in zip(expansion.outputs, outputs, strict=True) if v >= 0}
+
+        def named(value: int) -> int:
+            if value not in known:
+                self.types.append(expansion.types[value])
+                self.origins.append((-1, ()))
+                known[value] = len(self.types) - 1
+            return known[value]
+
+        for step, first in zip(expansion.steps, largest.steps, strict=True):
+            if isinstance(step, LocalOp):
+                reads = tuple(named(v) for v in step.reads)
+                made = tuple(-1 if v < 0 else named(v) for v in step.outputs)
+                renamed: dict[int, Arg] = {v: Ref(local) for v, local in zip(step.reads, reads, strict=True)}
+                args = tuple(map_refs(arg, renamed) for arg in step.args)
+                self.steps.append(OpStep(step.op, args, reads, made, index, phase, repeated))
+            elif isinstance(first, Exchange):
+                value = named(step.value)
+                geometries, dtype = exchange_geometry(step, self.types[value].shape), self.types[value].dtype
+                self.steps.append(
+                    CollectiveStep(
+                        step.kind, step.axis, step.reduce, (value,), (named(step.output),), geometries, first.elements,
+                        dtype, phase,
+                    )
+                )
 
     def use(self, value: int, layout: Layout, phase: Phase) -> int:
         """The local value of ``value`` in ``layout`` for a step of ``phase``."""
@@ -204,7 +244,7 @@ class _Localiser:
             keep = self.coords[axis] == 0 or step.reduce in ("max", "min")
             self.steps.append(LocalStep("to_partial", axis, local, output, phase, keep=keep))
         else:
-            geometries: tuple[Cut | Swap, ...] = ()
+            geometries: tuple[Geometry, ...] = ()
             if step.kind == "all_gather":
                 geometries = (gather_cut(step, dims, self.mesh, self.coords),)
             elif step.kind == "reduce_scatter":

@@ -118,11 +118,21 @@ def test_a_maximum_is_pending_as_a_maximum_and_never_over_an_empty_piece() -> No
     assert choice_by_names(site, (split.name,) * 2, parse_mesh("2x2")) is None
 
 
-@pytest.mark.parametrize("op", ["cumsum", "_softmax", "sort"])
+@pytest.mark.parametrize("op", ["cumprod", "sort"])
 def test_an_order_along_a_dim_keeps_it_whole(op: str) -> None:
-    rest = (False,) if op == "_softmax" else ()
-    found = choices(example(op, ones(4, 6), -1, *rest))
+    found = choices(example(op, ones(4, 6), -1))
     assert with_inputs(found, Shard(0)) and not with_inputs(found, Shard(1))
+
+
+@pytest.mark.parametrize(("op", "word"), [("cumsum", "running"), ("_softmax", "row")])
+def test_a_dim_that_takes_several_steps_says_so(op: str, word: str) -> None:
+    given = example(op, ones(4, 6), -1, *((False,) if op == "_softmax" else ()))
+    (plain,), (split,) = (with_inputs(choices(given), Shard(d)) for d in (0, 1))
+    assert plain.expands == "" and split.expands == word and split.outputs == (Shard(1),)
+    joint = choice_by_names(site_of(given), (plain.name, split.name), parse_mesh("2x2"))
+    assert joint is not None and joint.expands == ("", word)
+    both = choice_by_names(site_of(given), (split.name, split.name), parse_mesh("2x2"))
+    assert (both is None) is (op == "cumsum")  # running sums: one axis only
 
 
 def test_positions_are_made_whole_on_every_rank() -> None:

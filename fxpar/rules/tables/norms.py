@@ -1,10 +1,12 @@
-"""Normalisations: the normalised dims stay whole, gradients of scale and shift are contracted over the rows."""
+"""Normalisations: a normalised dim is split in steps (layer norm, RMS norm) or stays whole; gradients of scale and
+shift are contracted over the rows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 from fxpar.plans.program import Arg
+from fxpar.rules.expansions.rows import ROW, split_norm, split_norm_backward
 from fxpar.rules.factor_rule import Block, Call, Factors, Group, Linear, Slot
 from fxpar.rules.groups import Region, loop, passes
 from fxpar.rules.registry import rule
@@ -17,7 +19,9 @@ def affine_sums(call: Call) -> tuple[Linear, ...]:
 
 
 def row_norm(rows_in: Sequence[str], rows_out: Sequence[int]) -> Callable[[Call], Factors]:
-    """Rows are loops of the operands ``rows_in`` and the outputs ``rows_out``; other outputs are sums over the rows."""
+    """Rows are loops of the operands ``rows_in`` and the outputs ``rows_out``; other outputs are sums over the rows.
+    The normalised dims are loops that expand, of the gradients too, of weight and bias and of what is not a statistic.
+    """
 
     def factors(call: Call) -> Factors:
         operands = [o for name in rows_in if (o := call.operand(name)) is not None]
@@ -29,15 +33,22 @@ def row_norm(rows_in: Sequence[str], rows_out: Sequence[int]) -> Callable[[Call]
         groups: tuple[Group, ...] = ()
         for d, size in enumerate(shape[:rows]):
             groups += loop(call, size, dict.fromkeys(operands, d), dict.fromkeys(carried, d), contract=summed)
+        affine = [o for name in ("weight", "bias") if call.has(name) and (o := call.operand(name)) is not None]
+        for d, size in enumerate(shape[rows:]):
+            inputs = {o: rows + d for o in operands if call.shape(o) == shape} | dict.fromkeys(affine, d)
+            results = {o: rows + d for o in carried if call.out_shape(o) == shape} | dict.fromkeys(summed, d)
+            groups += loop(call, size, inputs, results, expands=ROW)
         return Factors(groups, passes(call, "0") if rows_in[0] == "grad_out" else affine_sums(call))
 
     factors.__name__ = "row_norm"
     return factors
 
 
-rule("native_layer_norm", row_norm(("input",), (0, 1, 2)))
-rule("native_layer_norm_backward", row_norm(("grad_out", "input", "mean", "rstd"), (0,)))
-rule("_fused_rms_norm", row_norm(("input",), (0, 1)))
+rule("native_layer_norm", row_norm(("input",), (0, 1, 2)), expand=split_norm)
+rule(
+    "native_layer_norm_backward", row_norm(("grad_out", "input", "mean", "rstd"), (0,)), expand=split_norm_backward
+)
+rule("_fused_rms_norm", row_norm(("input",), (0, 1)), expand=split_norm)
 
 
 def group_norm(call: Call) -> Factors:

@@ -4,6 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from fxpar.rules.expansions.places import PLACED, RUNNING, over_one_axis, split_cumsum, split_extreme
+from fxpar.rules.expansions.rows import (
+    ROW,
+    split_log_softmax,
+    split_log_softmax_backward,
+    split_logsumexp,
+    split_softmax,
+    split_softmax_backward,
+    split_vector_norm,
+)
 from fxpar.rules.factor_rule import Call, Factors, Group
 from fxpar.rules.groups import dims_of, loop, passes
 from fxpar.rules.registry import rule
@@ -24,9 +34,10 @@ def kept_places(call: Call, gone: tuple[int, ...]) -> dict[int, int]:
 
 
 def reduction(
-    contract: str | None = None, *, linear: tuple[str, ...] = (), nonempty: bool = False
+    contract: str | None = None, *, linear: tuple[str, ...] = (), nonempty: bool = False, expands: str = ""
 ) -> Callable[[Call], Factors]:
-    """The reduced dims are contracted with the pending reduction ``contract``, or stay whole when it is None."""
+    """The reduced dims are contracted with the pending reduction ``contract``, or reduced in steps (``expands``), or
+    stay whole when neither is given."""
 
     def factors(call: Call) -> Factors:
         gone = reduced_dims(call)
@@ -38,6 +49,8 @@ def reduction(
                 groups += loop(call, size, {0: d}, dict.fromkeys(outputs, places[d]))
             elif contract:
                 groups += loop(call, size, {0: d}, {}, contract=dict.fromkeys(outputs, contract), nonempty=nonempty)
+            elif expands:
+                groups += loop(call, size, {0: d}, {}, expands=expands)
         return Factors(groups, passes(call, *linear))
 
     factors.__name__ = "reduction"
@@ -51,18 +64,34 @@ rule(["mean", "mean.dim"], reduction(linear=("0",)))
 rule(["nansum", "count_nonzero.dim_IntList"], reduction("sum"))
 rule(
     [
-        "prod", "prod.dim_int", "any", "any.dim", "any.dims", "all", "all.dim", "all.dims",
+        "prod", "prod.dim_int",
         "var.correction", "std.correction",
-        "var_mean.correction", "std_mean.correction", "var.dim", "std.dim", "logsumexp", "linalg_vector_norm",
-        "norm.ScalarOpt_dim", "norm.Scalar", "norm.ScalarOpt_dim_dtype", "argmax", "argmin", "max.dim", "min.dim",
+        "var_mean.correction", "std_mean.correction", "var.dim", "std.dim",
+        "norm.ScalarOpt_dim", "norm.Scalar", "norm.ScalarOpt_dim_dtype",
         "median", "median.dim", "nanmedian.dim", "mode", "kthvalue", "aminmax",
     ],
     reduction(),
 )  # fmt: skip
 
+rule(["any", "any.dim", "any.dims"], reduction("max", nonempty=True))
+rule(["all", "all.dim", "all.dims"], reduction("min", nonempty=True))
+rule("logsumexp", reduction(expands=ROW), expand=split_logsumexp)
+rule(["argmax", "argmin", "max.dim", "min.dim"], reduction(expands=PLACED), expand=split_extreme)
 
-def along(linear: tuple[str, ...] = ()) -> Callable[[Call], Factors]:
-    """``dim`` stays whole in operand and outputs; the other dims are loops of every operand."""
+
+def vector_norm(call: Call) -> Factors:
+    """Norms of finite, positive order of real values are taken in steps."""
+    order = call.arg("ord")
+    stepwise = 0 < order < float("inf") and "complex" not in call.inputs[0].dtype
+    return reduction(expands=ROW if stepwise else "")(call)
+
+
+rule("linalg_vector_norm", vector_norm, expand=split_vector_norm)
+
+
+def along(linear: tuple[str, ...] = (), expands: str = "") -> Callable[[Call], Factors]:
+    """``dim`` stays whole in operand and outputs, or runs in steps (``expands``); the other dims are loops of every
+    operand."""
 
     def factors(call: Call) -> Factors:
         rank = len(call.shape(0))
@@ -72,18 +101,27 @@ def along(linear: tuple[str, ...] = ()) -> Callable[[Call], Factors]:
         for d, size in enumerate(call.shape(0)):
             if d != kept:
                 groups += loop(call, size, dict.fromkeys(range(len(call.inputs)), d), dict.fromkeys(outputs, d))
+        if expands and rank:
+            every = dict.fromkeys(range(len(call.inputs)), kept)
+            # running sums want pieces that follow each other
+            loose = expands == RUNNING
+            groups += loop(
+                call, call.shape(0)[kept], every, dict.fromkeys(outputs, kept), expands=expands, loose=loose
+            )
         return Factors(groups, passes(call, *linear))
 
     factors.__name__ = "along"
     return factors
 
 
-rule("cumsum", along(("0",)))
+rule("cumsum", along(("0",), RUNNING), expand=split_cumsum, offers=over_one_axis)
 rule(
     ["cumprod", "logcumsumexp", "cummax", "cummin", "sort", "sort.stable", "topk", "argsort", "argsort.stable"], along()
 )
-rule(["_softmax", "_log_softmax", "_safe_softmax", "softmax.int", "log_softmax.int"], along())
-rule(["_softmax_backward_data", "_log_softmax_backward_data"], along(("0",)))
+rule(["_softmax", "_safe_softmax", "softmax.int"], along(expands=ROW), expand=split_softmax)
+rule(["_log_softmax", "log_softmax.int"], along(expands=ROW), expand=split_log_softmax)
+rule("_softmax_backward_data", along(("0",), ROW), expand=split_softmax_backward)
+rule("_log_softmax_backward_data", along(("0",), ROW), expand=split_log_softmax_backward)
 rule("glu", along())
 rule("glu_backward", along(("0",)))
 
