@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import nn
 
+from fxpar.alternatives import alternatives
 from fxpar.capture import capture
 from fxpar.cost.cluster import Cluster, parse_cluster
 from fxpar.hubs import insert_hubs
@@ -31,6 +32,7 @@ from fxpar.rules.fingerprint import rules_digest
 from fxpar.runtime.parameters import module_sources
 from fxpar.search import Request, natural_meshes, random_decisions, run_search
 from fxpar.simulate import simulate
+from fxpar.splits import BATCH_DIM, named_dims
 from fxpar.version import VERSION
 
 
@@ -130,6 +132,7 @@ def compile_model(
 
     budget = memory if memory is not None else machine.usable_bytes
     candidates: list[Candidate] = []
+    pinned = wanted is not None and any(a.name in ("dp", "tp") for a in wanted.axes)
     if random_choices is not None:
         meshes = [wanted] if wanted is not None else list(natural_meshes(machine.nodes, machine.devices_per_node))
         decisions = random_decisions(program, meshes[0], random_choices)
@@ -139,10 +142,14 @@ def compile_model(
         request = Request(program, prices, budget, optimizer_bytes, source.batch_dim, gap, progress,
                           recompute or "auto")
         tried = (wanted,) if wanted is not None else natural_meshes(machine.nodes, machine.devices_per_node)
-        pinned = wanted is not None and any(a.name in ("dp", "tp") for a in wanted.axes)
         found, candidates = run_search(request, tried, pinned=pinned)
         decisions, prediction = found.decisions, found.prediction
         certificate = replace_status(found.certificate, "pinned") if pinned else found.certificate
+    if random_choices is None and not pinned:
+        candidates += alternatives(
+            program, decisions, named_dims(program, source.batch_dim), prices(decisions.mesh), budget, optimizer_bytes,
+            progress,
+        )
     with progress("looking for ops without a rule"):
         whole = undeclared_ops(program, prices(decisions.mesh), decisions)
     for item in whole:
@@ -152,6 +159,7 @@ def compile_model(
         tuple(candidates), certificate, fingerprint(program, model),
         provenance=(("model", source.name), ("precision", precision), ("outputs", ",".join(outputs)),
                     ("optimizer state", "measured"), ("figures", f"simulated ({machine.origin} rates)"),
+                    *([(BATCH_DIM, str(source.batch_dim))] if source.batch_dim is not None else []),
                     *((f"{NO_RULE}{item.op}", item.text()) for item in whole)),
     )
     return CompileResult(plan)
@@ -159,7 +167,7 @@ def compile_model(
 
 def replace_status(certificate: Certificate, status: str) -> Certificate:
     """The certificate of a plan whose axes the user pinned: its bound holds under that pin only."""
-    return Certificate(status, certificate.cost_ns, certificate.bound_ns, certificate.gap)  # type: ignore[arg-type]
+    return msgspec.structs.replace(certificate, status=status)
 
 
 def chosen_cluster(cluster: str | None, mesh: Mesh | None) -> Cluster:

@@ -8,9 +8,21 @@ from typing import Any
 from fxpar.layers import layer_key
 from fxpar.plans.errors import FxparError
 from fxpar.plans.layout import layout_text
+from fxpar.plans.mesh import Mesh
 from fxpar.plans.plan import NO_RULE, Candidate, Plan, Prediction
 from fxpar.plans.program import Node
 from fxpar.plans.text import canonical_text
+from fxpar.splits import (
+    BATCH_DIM,
+    EXPLAINED,
+    HEAVY,
+    Named,
+    SplitDim,
+    keeps_whole,
+    named_dims,
+    split_dims,
+    weights_along,
+)
 
 GIB = 2**30
 
@@ -34,6 +46,11 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
         },
         "parameters": [{"names": k, "layout": lay, "count": n} for (k, lay), n in parameter_layouts(plan).items()],
         "work": dict(split_work(plan)),
+        "splits": [
+            {"axis": s.axis, "dim": s.name, "share": round(s.share, 4), "size": s.size, "pieces": s.pieces}
+            for s in splits_of(plan)
+        ],
+        "why": why(plan),
         "nodes": len(plan.program.nodes),
         "notes": notes(plan),
         "fingerprint": {"program": plan.fingerprint.program, "rules": plan.fingerprint.rules,
@@ -63,11 +80,9 @@ def parameter_layouts(plan: Plan) -> Counter[tuple[str, str]]:
 
 def split_work(plan: Plan) -> Counter[str]:
     """How the matmuls, convolutions and attentions of the forward are split: per axis what each choice does."""
-    heavy = {"aten.mm.default", "aten.addmm.default", "aten.bmm.default", "aten.baddbmm.default",
-             "aten.convolution.default", "fxpar.attention.default", "fxpar.experts.default"}
     counts: Counter[str] = Counter()
     for node, names in zip(plan.program.nodes, plan.decisions.choices, strict=True):
-        if node.op not in heavy or node.phase != "forward":
+        if node.op not in HEAVY or node.phase != "forward":
             continue
         counts[f"{node.op.split('.')[1]}: {_work_of(node, names, plan)}"] += 1
     return counts
@@ -78,11 +93,76 @@ def _work_of(node: Node, names: tuple[str, ...], plan: Plan) -> str:
 
     try:
         choice = choice_by_names(site_of(node, plan.program), names, plan.decisions.mesh)
-    except (ArithmeticError, AttributeError, FxparError, LookupError, RuntimeError, TypeError, ValueError):
+    except _DAMAGED:
         choice = None  # a damaged file: the rule of the op cannot be applied to the call
     if choice is None:
         return f"({' '.join(names)}) does not fit the op's rule: this plan cannot be loaded"
     return f"{', '.join(map(layout_text, choice.inputs))} -> {layout_text(choice.outputs[0])}"
+
+
+_DAMAGED = (ArithmeticError, AttributeError, FxparError, LookupError, RuntimeError, TypeError, ValueError)
+"""What the rule of an op raises on a call that only a damaged file can hold."""
+
+
+def named_of(plan: Plan) -> Named | None:
+    """The names of the plan's logical dims; None for a damaged file."""
+    stated = dict(plan.provenance).get(BATCH_DIM, "")
+    try:
+        return named_dims(plan.program, int(stated) if stated.lstrip("-").isdigit() else None)
+    except _DAMAGED:
+        return None
+
+
+def splits_of(plan: Plan, named: Named | None = None) -> tuple[SplitDim, ...]:
+    """The logical dims that each axis splits in the forward; none for a damaged file."""
+    named = named or named_of(plan)
+    try:
+        return split_dims(plan.program, plan.decisions, named) if named is not None else ()
+    except _DAMAGED:
+        return ()
+
+
+def split_lines(splits: tuple[SplitDim, ...], mesh: Mesh) -> list[str]:
+    """Per axis the dims it splits, with the share of the forward's heavy flops where it does."""
+    lines = []
+    for axis in mesh.axes:
+        found = [f"{s.name} {s.share:.0%}" for s in splits if s.axis == axis.name and s.share >= 0.005]
+        lines.append(f"  {axis.name}={axis.size}  {', '.join(found) or 'nothing'}")
+    return lines
+
+
+def why(plan: Plan) -> list[str]:
+    """Why experts or the sequence are split: how many each rank has, and what the plan without it costs."""
+    named = named_of(plan)
+    lines = []
+    splits = splits_of(plan, named)
+    for name in EXPLAINED:
+        found = [s for s in splits if s.name == name]
+        if named is None or not found:
+            continue
+        most = max(found, key=lambda s: s.pieces)
+        over = ", ".join(s.axis for s in found)
+        text = f"{name} split over {over}: {-(-most.size // most.pieces)} of {most.size} per rank"
+        if name == "experts":
+            whole, stored = weights_along(plan.program, plan.decisions, named, name)
+            text += f" (balanced routing assumed); of {gib(whole)} of their weights a device stores {gib(stored)}"
+        beside = next((c for c in plan.candidates if c.name == keeps_whole(name)), None)
+        lines.append(f"{text}; {_comparison(beside, plan)}" if beside is not None else text)
+    return lines
+
+
+def _comparison(beside: Candidate, plan: Plan) -> str:
+    """What the best plan found with the dim whole costs more."""
+    p, chosen = beside.prediction, plan.prediction
+    found = f"the best plan found with {beside.name}"
+    if p is None:
+        return f"{found} could not be simulated"
+    if not beside.fits:
+        return f"{found} needs {gib(p.peak_bytes)} of {gib(plan.memory_bytes)}"
+    more = (p.step_ns - chosen.step_ns) / max(chosen.step_ns, 1)
+    parts = [f"{what} {ms(now)} instead of {ms(then)}" for what, now, then in (
+        ("compute", p.compute_ns, chosen.compute_ns), ("exposed communication", p.exposed_ns, chosen.exposed_ns))]
+    return f"{found} takes {ms(p.step_ns)} ({more:+.1%}): {', '.join(parts)}"
 
 
 def plan_text(plan: Plan, *, full: bool = False) -> str:
@@ -106,6 +186,11 @@ def plan_text(plan: Plan, *, full: bool = False) -> str:
             (c.kind, c.axis, str(c.count), size(c.bytes), ms(c.ns)) for c in p.collectives)])
     lines += ["", "parameters"]
     lines += table([(f"{n} x" if n > 1 else "", key, lay) for (key, lay), n in _by_layout(plan)])
+    splits = splits_of(plan)
+    if splits:
+        lines += ["", "each axis splits (share of the flops of the forward's products, convolutions and attention)"]
+        lines += split_lines(splits, mesh)
+        lines += [f"  {text}" for text in why(plan)]
     work = split_work(plan)
     if work:
         lines += ["", "matmuls, convolutions and attention of the forward (operands -> result, one entry per axis)"]
@@ -153,11 +238,11 @@ def _candidate_row(c: Candidate) -> tuple[str, ...]:
 
 
 def reasons(plan: Plan) -> list[str]:
-    """Why this plan: where its time goes beside each other candidate."""
+    """Why this plan: where its time goes beside each other candidate (of those with a dim whole :func:`why` tells)."""
     chosen = plan.prediction
     lines = []
     for c in plan.candidates[1:]:
-        if c.prediction is None:
+        if c.prediction is None or c.name in map(keeps_whole, EXPLAINED):
             continue
         if not c.fits:
             over = c.prediction.peak_bytes - plan.memory_bytes
