@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
+import msgspec
 import torch
 from torch import nn
 
