@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fxpar.capture.adapter import FakeTensorMode, fake_like, wrapped_by_compile
 from fxpar.capture.experts_calls import experts_replaced
+from fxpar.capture.recorded_outputs import install_recorders
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,7 @@ def traceable(model: nn.Module, fake_mode: FakeTensorMode, gradients: bool = Tru
                     module._flat_weights = [
                         fakes.get(id(weight), weight) if weight is not None else None for weight in module._flat_weights
                     ]
+            install_recorders(root)
             stack.enter_context(experts_replaced(root))
             yield StandIns(root, tuple(known.values()), stored, paths, list(fakes.values()))
         finally:
