@@ -1,5 +1,6 @@
 """Tiny transformers architectures: captured, compiled and equal to the eager model. All of them: pytest -m slow."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -8,12 +9,10 @@ import pytest
 import torch
 
 from tests.zoo_models import ARCHITECTURES, BY_NAME
-from tools.zoo import Verdict, Wanted, judge, markdown
+from tools.zoo import Verdict, Wanted, judge, kept_verdicts, markdown
 
 QUICK = ("distilbert", "gpt_neo", "convnext")
-REFUSED = dict.fromkeys(
-    ("led", "switch_transformers", "wav2vec2_ctc", "vilt", "llava"), "a data-dependent branch"
-)
+REFUSED = dict.fromkeys(("led", "switch_transformers", "vilt", "llava"), "a data-dependent branch")
 
 
 @pytest.fixture(autouse=True)
@@ -52,10 +51,19 @@ def test_best_and_random_plans_are_equal_to_eager(name, repository, tmp_path, re
 def test_table_says_how_far_each_came():
     verdicts = [
         Verdict("one", "encoder", ("captured", "compiled", "verified"), "", 1.0, 300, 1e-15),
-        Verdict("two", "vision", ("captured",), "no rule | here\nat line 3", 1.0),
+        Verdict("two", "vision", ("captured",), "fxpar: no rule | here: see\n  at line 3\n  x = y\n  declare it", 1.0),
+        Verdict("three", "encoder", ("captured", "compiled", "verified"), "", 1.0, 300, 1e-15),
     ]
     table = markdown(verdicts, Wanted("2x2", randoms=2, search=True))
-    assert table.startswith("1 of 2 transformers") and "the best plan and 2 random plans" in table
-    assert "| one | encoder | 300 | yes | yes | yes |  |" in table
-    assert "| two | vision |  | yes | no | no | no rule \\| here |" in table
+    assert table.startswith("2 of 3 transformers") and "the best plan and 2 random plans" in table
+    assert "| encoder (2) | one, three |" in table
+    assert "| two | yes | no | no | no rule \\| here; at line 3; x = y |" in table
     assert "-------- --------" in verdicts[1].line()
+
+
+def test_earlier_verdicts_are_kept(tmp_path):
+    out = tmp_path / "zoo.json"
+    assert kept_verdicts(str(out)) == [] == kept_verdicts(None)
+    kept = Verdict("one", "encoder", ("captured",), "refused", 1.0)
+    out.write_text(json.dumps([dataclasses.asdict(kept)]))
+    assert kept_verdicts(str(out)) == [kept]

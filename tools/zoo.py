@@ -171,19 +171,31 @@ def send_verdict(pipe: Connection, architecture: Architecture, wanted: Wanted) -
 
 
 def markdown(verdicts: Sequence[Verdict], wanted: Wanted) -> str:
-    """The verdicts as a table, one row per architecture."""
+    """The verdicts as two tables: the names of each family that passed all stages, and how far the others came."""
+    passed, others = [v for v in verdicts if v.ok], [v for v in verdicts if not v.ok]
     lines = [
-        f"{sum(v.ok for v in verdicts)} of {len(verdicts)} transformers {transformers.__version__} architectures "
-        f"verified on mesh {wanted.mesh}: {wanted.text()}, virtual ranks, float64, within 1e-10 of the eager model.",
+        f"{len(passed)} of {len(verdicts)} transformers {transformers.__version__} architectures captured, "
+        f"compiled and verified on mesh {wanted.mesh}: {wanted.text()}, virtual ranks, float64, within 1e-10 of eager.",
         "",
-        "| architecture | family | nodes | captured | compiled | verified | reason |",
-        "| --- | --- | ---: | --- | --- | --- | --- |",
+        "| family | captured, compiled, verified |",
+        "| --- | --- |",
     ]
-    for v in verdicts:
+    for family in dict.fromkeys(v.family for v in passed):
+        names = [v.name for v in passed if v.family == family]
+        lines.append(f"| {family} ({len(names)}) | {', '.join(names)} |")
+    if others:
+        lines += ["", "| architecture | captured | compiled | verified | reason |", "| --- | --- | --- | --- | --- |"]
+    for v in others:
         stages = " | ".join("yes" if s in v.reached else "no" for s in STAGES)
-        first = v.reason.strip().partition("\n")[0].replace("|", "\\|")[:160]
-        lines.append(f"| {v.name} | {v.family} | {v.nodes or ''} | {stages} | {first} |")
+        lines.append(f"| {v.name} | {stages} | {short_reason(v.reason)} |")
     return "\n".join(lines) + "\n"
+
+
+def short_reason(reason: str) -> str:
+    """What, where and which line, without the way out."""
+    what, *more = reason.strip().removeprefix("fxpar: ").splitlines()
+    told = "; ".join([what.partition(": ")[0], *(line.strip() for line in more[:2])])
+    return told.replace("|", "\\|")[:160]
 
 
 def kept_verdicts(path: str | None) -> list[Verdict]:
