@@ -2,8 +2,8 @@
 
 Reading the file has checked that it is consistent in itself. Here: every op and choice is one that the rules of this
 installation offer, the ranks' rewritten programs are one sequence of collectives, the versions are those the plan was
-made with; with a model, that tracing it again gives the same program; with ``certificate``, that the recorded cost is
-what the decisions cost.
+made with; with a model, that tracing it again gives the same program; with ``certificate``, everything that the
+certificate claims (fxpar.certificate).
 """
 
 from __future__ import annotations
@@ -11,19 +11,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 
+from fxpar.certificate import certificate_findings
 from fxpar.compile import capture_program
-from fxpar.cost.cluster import parse_cluster, preset_names
-from fxpar.formulate import formulate
+from fxpar.finding import Finding
 from fxpar.model_source import ModelSource
 from fxpar.plans.errors import FxparError
 from fxpar.plans.plan import Plan
 from fxpar.plans.program import Arg, Dtype, Node, Program, Ref
-from fxpar.prices import Prices
 from fxpar.progress import Progress, silent
 from fxpar.rules.choices import choice_by_names, site_of
 from fxpar.rules.fingerprint import rules_digest
@@ -32,26 +31,10 @@ from fxpar.runtime.parameters import differences, module_sources
 from fxpar.runtime.rewrite.legality import collective_signature
 from fxpar.runtime.rewrite.passes import rewrite
 from fxpar.runtime.virtual import rewrite_all
-from fxpar.simulate import simulate
 
 ALL_RANKS = 64
 """Up to this many ranks every rank's program is rewritten; beyond, those at the first and last corner of the mesh."""
 SHOWN_PROBLEMS = 5
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One check. ``note``: passed, with something the reader should know."""
-
-    check: str
-    outcome: Literal["ok", "note", "problem"]
-    text: str = ""
-
-    def line(self) -> str:
-        """For people."""
-        first, *rest = self.text.splitlines() or [""]
-        head = f"{self.outcome:<8} {self.check}{': ' if first else ''}{first}"
-        return "\n".join([head, *(f"         {line.strip()}" for line in rest)])
 
 
 @dataclass(frozen=True)
@@ -81,7 +64,7 @@ def check_plan_with_model(
 
     Args:
         source: the model it should belong to; None: only what the plan itself can tell.
-        certificate: also count the cost of the decisions again.
+        certificate: also count cost and bounds again.
 
     Raises:
         FxparError: the model cannot be built or traced.
@@ -96,7 +79,7 @@ def check_plan_with_model(
     if source is not None:
         findings += model_findings(plan, source, progress)
     if certificate:
-        with progress("counting the cost again"):
+        with progress("counting cost and bounds again"):
             findings += certificate_findings(plan)
     return CheckReport(tuple(findings))
 
@@ -263,52 +246,3 @@ def type_text(program: Program, value: int) -> str:
     """``float32[2, 3]``."""
     kind = program.types[value]
     return f"{kind.dtype}{list(kind.shape)}"
-
-
-# ------------------------------------------------------------------ the certificate
-
-
-def certificate_findings(plan: Plan) -> Iterator[Finding]:
-    """What can be said of the certificate without the solver."""
-    c = plan.certificate
-    if not 0 <= c.bound_ns <= c.cost_ns or abs(c.gap - (c.cost_ns - c.bound_ns) / max(c.cost_ns, 1)) > 1e-6:
-        if c.status != "random":
-            yield Finding("certificate", "problem", f"cost {c.cost_ns} ns, bound {c.bound_ns} ns, gap {c.gap:.4%}")
-    elif c.status == "optimal" and c.gap > 0:
-        yield Finding("certificate", "problem", f"it says optimal with a gap of {c.gap:.4%}")
-    else:
-        yield Finding("certificate", "ok", f"{c.status}: bound {c.bound_ns} <= cost {c.cost_ns} ns, gap {c.gap:.2%}")
-    mesh = plan.decisions.mesh
-    # a plan made without --cluster names the machine alone
-    cluster = f"{mesh.world_size}:{plan.cluster}" if plan.cluster in preset_names() else plan.cluster
-    try:
-        prices = Prices(parse_cluster(cluster), mesh)
-    except FxparError as error:
-        yield Finding("cost", "note", f"not counted again, the cluster is not known here: {error.what}")
-        return
-    prediction = simulate(plan.program, plan.decisions, prices, lambda dtype, name: 0)
-    if prediction.step_ns == plan.prediction.step_ns:
-        yield Finding("step time", "ok", f"replayed again, {prediction.step_ns} ns (simulated)")
-    else:
-        text = f"the plan says {plan.prediction.step_ns} ns, replayed here {prediction.step_ns} ns (simulated)"
-        yield Finding("step time", "problem", text)
-    if c.status == "random":
-        yield Finding("cost", "note", "random choices: nothing is claimed of their cost")
-        return
-    cost = decisions_cost(plan, prices)
-    if cost is None:
-        yield Finding("cost", "note", "not counted again: the decisions are not among the states of the problem here")
-    elif cost == c.cost_ns:
-        yield Finding("cost", "ok", f"the decisions cost {cost} ns in the priced problem, as recorded")
-    else:
-        yield Finding("cost", "problem", f"the decisions cost {cost} ns in the priced problem, recorded {c.cost_ns} ns")
-    yield Finding("bound", "note", "the bound itself was not proven again: that takes the solver (fxpar compile)")
-
-
-def decisions_cost(plan: Plan, prices: Prices) -> int | None:
-    """What the decisions cost in the priced problem: ops and reshards, counted from its tables."""
-    formulation = formulate(
-        plan.program, plan.decisions.mesh, prices, budget_bytes=None, optimizer_bytes=lambda dtype, name: 0
-    )
-    assignment = formulation.assignment(plan.decisions)
-    return None if assignment is None else formulation.problem.cost(assignment)

@@ -221,16 +221,24 @@ class Search:
         mesh."""
         same_mesh = [f for f in own if f.decisions.mesh.sizes == chosen.decisions.mesh.sizes]
         basis = chosen if chosen in own else next(iter(same_mesh), None)
-        if basis is None or basis.formulation is None:
+        if basis is None:
             return chosen.certificate
         mesh, request = chosen.decisions.mesh, self.request
+        formulation, multiplier = basis.formulation, basis.multiplier
+        if not basis.fits or formulation is None:
+            # what the solver found on this mesh needs more memory: ask again with the budget
+            cut = None if "dp" in roles_of(mesh) else False
+            again = None if request.recompute == "auto" else chosen.decisions.recompute
+            formulation = self.formulate(mesh, roles_of(mesh), cut, request.budget_bytes, again)
+            multiplier = solve(formulation.problem, gap=request.gap).multiplier
+            basis = replace(basis, parameters_cut=cut)
         prices = request.prices(mesh)
-        question = question_of(basis.formulation, prices, roles_of(mesh), basis.parameters_cut, request.batch_dim,
+        question = question_of(formulation, prices, roles_of(mesh), basis.parameters_cut, request.batch_dim,
                                request.optimizer_bytes)
-        status = "optimal" if basis is chosen and chosen.certificate.status == "optimal" else "feasible"
+        exact = basis is chosen and chosen.certificate.status == "optimal"
         with request.progress("proving the bound"):
-            made = certify(basis.formulation, chosen.decisions, prices, question, status=status,  # type: ignore[arg-type]
-                           multiplier=basis.multiplier)
+            made = certify(formulation, chosen.decisions, prices, question, multiplier=multiplier,
+                           status="optimal" if exact else "feasible")
         return made if made is not None else _against(chosen, basis)
 
 

@@ -63,13 +63,13 @@ def test_a_sound_plan_of_this_model(plan, folder):
     assert report.ok, report.text()
     found = outcomes(report)
     assert found["trace"] == found["ranks"] == found["choices"] == found["cost"] == found["step time"] == "ok"
-    assert found["bound"] == "note"  # what was not checked is said
+    assert found["problem"] == found["bound"] == found["any overlap"] == found["rates"] == "ok"
 
 
 def test_pinned_and_random_plans_have_their_cost_counted_or_say_so(folder):
     source = source_of(folder, "net")
     pinned = check_plan_with_model(compile_model(source, mesh="dp=2,tp=2").plan, certificate=True)
-    assert pinned.ok and outcomes(pinned)["cost"] == "ok", pinned.text()
+    assert pinned.ok and outcomes(pinned)["cost"] == outcomes(pinned)["bound"] == "ok", pinned.text()
     drawn = check_plan_with_model(compile_model(source, mesh="2x2", random_choices=1).plan, certificate=True)
     assert drawn.ok and outcomes(drawn)["cost"] == "note", drawn.text()
 
