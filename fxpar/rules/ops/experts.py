@@ -13,6 +13,7 @@ The sum over k is kept in float32 for narrower dtypes and has one order, so repl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -69,10 +70,9 @@ class Routed:
 def routed(index: Tensor, held: int, rows: Sequence[int]) -> Routed:
     """Which slots of ``index`` [t, k] go to the ``held`` experts of this rank."""
     flat = index.reshape(-1)
-    if rows:
-        local, here = local_rows(flat, list(rows))
-    else:
-        local, here = flat, (flat >= 0) & (flat < held)
+    local, here = local_rows(flat, list(rows)) if rows else (flat, flat >= 0)
+    # numbers past the last expert are of none
+    here = here & (flat < (math.prod(rows[::3]) if rows else held))
     key = torch.where(here, local, held)
     order = torch.argsort(key, stable=True)
     counts = torch.bincount(key, minlength=held + 1)[:held].tolist()
