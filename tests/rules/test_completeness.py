@@ -43,7 +43,7 @@ OPS = (
     "index.Tensor", "index_select", "index_add", "index_put", "convolution", "convolution_backward",
     "max_pool2d_with_indices", "avg_pool2d", "transpose.int", "permute", "t", "unsqueeze", "squeeze.dim", "cat",
     "stack", "select.int", "slice.Tensor", "constant_pad_nd", "flip", "tril", "copy", "fill.Tensor", "nll_loss_forward",
-    "nll_loss_backward", "mse_loss", "fxpar::hub", "linalg_cross",
+    "nll_loss_backward", "mse_loss", "fxpar::hub", "linalg_cross", "fxpar::experts", "fxpar::experts_backward",
 )  # fmt: skip
 
 ACCEPTED = {
