@@ -26,7 +26,7 @@ fxpar rules coverage op-histogram.md
 CHECK_EXAMPLE = """
 fxpar rules check model.py
 fxpar rules check mm 'aten.*norm*' --mesh 2 --mesh 2x2
-fxpar rules check --all --mesh 3 --uneven --empty --examples 20
+fxpar rules check --all --mesh 3 --uneven --empty --examples 200 --jobs 4
 """
 MESHES = ("2", "3", "2x2")
 
@@ -65,10 +65,19 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     group.add_argument(
         "--mesh", type=option.mesh, action="append", metavar="2|2x2", help=f"may be repeated ({', '.join(MESHES)})"
     )
-    group.add_argument("--uneven", action="store_true", help="only choices that leave ranks pieces of unequal size")
-    group.add_argument("--empty", action="store_true", help="only choices that leave a rank nothing (or --uneven's)")
     group.add_argument(
-        "--examples", type=option.positive, metavar="N", help="calls drawn per generator (6), or per call of MODEL (2)"
+        "--uneven", action="store_true",
+        help="go on until a quarter of the examples left ranks pieces of unequal size, where the op has such choices",
+    )
+    group.add_argument("--empty", action="store_true", help="as --uneven, for examples that left some rank nothing")
+    group.add_argument(
+        "--examples", type=option.positive, metavar="N",
+        help="judge at least N examples of every op (50), or of every distinct call of MODEL (24); "
+             "an example is a call on a mesh under one joint choice, even pieces and others",
+    )
+    group.add_argument(
+        "--jobs", type=option.positive, metavar="N", default=1,
+        help="processes for OPs and --all (1); the answer is the same with any number",
     )
     one.set_defaults(run=run_check, parser=one)
 
@@ -121,22 +130,30 @@ def run_check(options: argparse.Namespace) -> int:
     models = [name for name in options.targets if is_model(name)]
     if bool(options.targets) == options.all or (models and len(options.targets) > 1):
         options.parser.error("give one MODEL, or OPs, or --all")
+    if models and options.jobs > 1:
+        options.parser.error("--jobs is for OPs and --all: a MODEL is run in one process")
     if options.mesh is None:
         options.mesh = [option.mesh(text) for text in MESHES]
 
-    from fxpar.rule_check import Shards, check_model, check_ops, chosen_ops
+    from fxpar.judge_calls import Shards
 
     shards = Shards(options.uneven, options.empty)
     progress = make_progress(as_json=options.json)
     if models:
+        from fxpar.rule_check import check_model
+
         options.model = models[0]
         (program, _), source = captured_model(options)
         checked = check_model(
-            source, program, options.mesh, examples=options.examples or 2, shards=shards, progress=progress
+            source, program, options.mesh, examples=options.examples or 24, shards=shards, progress=progress
         )
     else:
-        ops = chosen_ops(options.targets)
-        checked = check_ops(ops, options.mesh, examples=options.examples or 6, shards=shards, progress=progress)
+        from fxpar.op_check import check_ops, chosen_ops
+
+        checked = check_ops(
+            chosen_ops(options.targets), options.mesh, examples=options.examples or 50, shards=shards,
+            jobs=options.jobs, progress=progress,
+        )
     return show_report(checked, as_json=options.json)
 
 

@@ -15,18 +15,31 @@ GENERATORS: dict[str, list[Callable[[Draw], Example]]] = {}
 
 
 class Draw:
-    """Seeded draws. Reals are multiples of 1/64, so that random summands of them are exact."""
+    """Seeded draws. Reals are multiples of 1/64, so that random summands of them are exact.
 
-    def __init__(self, seed: int) -> None:
+    ``rare``: sizes that are drawn are 0 or 1 now and then; not every op takes them.
+    """
+
+    def __init__(self, seed: int, *, rare: bool = False) -> None:
         self.random = random.Random(seed)
         self.generator = torch.Generator().manual_seed(seed)
+        self.rare = rare
 
     def size(self, low: int = 2, high: int = 6) -> int:
-        return self.random.randint(low, high)
+        return self.rarely(self.random.randint(low, high))
+
+    def rarely(self, size: int) -> int:
+        """The size, or 0 or 1 where those are wanted."""
+        return self.random.choice((0, 1, 1)) if self.rare and self.random.random() < 0.3 else size
+
+    def sizes(self, *usual: int) -> tuple[int, ...]:
+        """As many sizes as ``usual`` ones: half of them these."""
+        return tuple(self.rarely(n if self.random.random() < 0.5 else self.random.randint(2, 7)) for n in usual)
 
     def shape(self, low: int = 1, high: int = 3) -> tuple[int, ...]:
         """A shape of ``low`` to ``high`` dims; now and then a dim is 1."""
-        return tuple(self.random.choice((1, 2, 3, 4, 5, 6, 4, 6)) for _ in range(self.random.randint(low, high)))
+        dims = self.random.randint(low, high)
+        return tuple(self.rarely(self.random.choice((1, 2, 3, 4, 5, 6, 4, 6))) for _ in range(dims))
 
     def broadcast(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """A shape that broadcasts to ``shape`` (often ``shape`` itself)."""

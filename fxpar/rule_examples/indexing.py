@@ -11,8 +11,10 @@ from fxpar.rules.soundness import Example, example
 @calls("gather")
 def gathered(draw: Draw) -> Example:
     dim = draw.pick(0, 1, -1)
-    x = draw.real(4, 3, 6)
-    shape = [4, 3, draw.pick(6, 2)] if dim != -1 else [draw.pick(4, 2), 3, 6]
+    x = draw.real(*draw.sizes(4, 3, 6))
+    shape = list(x.shape)
+    if draw.chance():
+        shape[0 if dim == -1 else 2] //= 2
     shape[dim] = draw.size(1, 5)
     index = draw.below(x.shape[dim], *shape)
     return example("gather", x, dim, index)
@@ -21,8 +23,10 @@ def gathered(draw: Draw) -> Example:
 @calls("scatter.src", "scatter.value", "scatter_add", "scatter.reduce", "scatter_reduce.two")
 def scattered(draw: Draw, op: str) -> Example:
     dim = draw.pick(0, 1, -1)
-    x = draw.real(4, 3, 6)
-    shape = [draw.pick(4, 2) if dim != 0 else 4, 3, 6]
+    x = draw.real(*draw.sizes(4, 3, 6))
+    shape = list(x.shape)
+    if dim != 0 and draw.chance():
+        shape[0] //= 2
     shape[dim] = draw.size(1, x.shape[dim])
     if op == "scatter_add":
         index = draw.below(x.shape[dim], *shape)
@@ -78,14 +82,15 @@ def put(draw: Draw, op: str) -> Example:
 @calls("index_select")
 def index_selected(draw: Draw) -> Example:
     dim = draw.pick(0, 1, -1)
-    return example("index_select", draw.real(4, 3, 6), dim, draw.below((4, 3, 6)[dim], 5))
+    shape = draw.sizes(4, 3, 6)
+    return example("index_select", draw.real(*shape), dim, draw.below(shape[dim], draw.size(1, 6)))
 
 
 @calls("index_add", "index_copy", "index_fill.int_Scalar", "index_fill.int_Tensor")
 def index_written(draw: Draw, op: str) -> Example:
     dim = draw.pick(0, 1, -1)
-    shape = [4, 3, 6]
-    index = draw.below(shape[dim], 5) if op == "index_add" else draw.unique_rows(shape[dim], 2, dim=0)
+    shape = list(draw.sizes(4, 3, 6))
+    index = draw.below(shape[dim], draw.size(1, 6)) if op == "index_add" else draw.unique_rows(shape[dim], 2, dim=0)
     if "fill" in op:
         return example(op, draw.real(*shape), dim, index, draw.pick(0, 1.5) if "Scalar" in op else draw.real())
     source = list(shape)

@@ -70,27 +70,27 @@ def reduced_to_one(draw: Draw, op: str) -> Example:
 
 @calls("nansum")
 def sum_without_nans(draw: Draw) -> Example:
-    x = draw.real(4, 3, 6)
-    return example("nansum", torch.where(draw.mask(4, 3, 6), x, torch.nan), draw.pick([0], [1], [-1], [0, 2], None))
+    x = draw.real(*draw.sizes(4, 3, 6))
+    return example("nansum", torch.where(draw.mask(*x.shape), x, torch.nan), draw.pick([0], [1], [-1], [0, 2], None))
 
 
 @calls("sum.dim_IntList", "mean.dim", "nansum")
 def summed(draw: Draw, op: str) -> Example:
-    x = draw.real(4, 3, 6)
+    x = draw.real(*draw.sizes(4, 3, 6))
     dims = draw.pick([0], [-1], [0, 2], [1, 2], None)
     return example(
-        op, x if op != "sum.dim_IntList" or draw.chance(0.7) else draw.below(9, 4, 3, 6), dims, draw.chance()
+        op, x if op != "sum.dim_IntList" or draw.chance(0.7) else draw.below(9, *x.shape), dims, draw.chance()
     )
 
 
 @calls("count_nonzero.dim_IntList")
 def counted(draw: Draw) -> Example:
-    return example("count_nonzero.dim_IntList", draw.below(3, 4, 3, 6), draw.pick([0], [0, 2]))
+    return example("count_nonzero.dim_IntList", draw.below(3, *draw.sizes(4, 3, 6)), draw.pick([0], [0, 2]))
 
 
 @calls("amax", "amin")
 def extreme(draw: Draw, op: str) -> Example:
-    return example(op, draw.real(4, 3, 6), draw.pick([0], [-1], [0, 2], [1, 2], []), draw.chance())
+    return example(op, draw.real(*draw.sizes(4, 3, 6)), draw.pick([0], [-1], [0, 2], [1, 2], []), draw.chance())
 
 
 @calls("argmax", "argmin", "max.dim", "min.dim")
@@ -110,117 +110,121 @@ def places_of_equals(draw: Draw, op: str) -> Example:
     "mode",
 )
 def reduced(draw: Draw, op: str) -> Example:
-    return example(op, draw.distinct(4, 3, 6), draw.pick(0, 1, -1), draw.chance())
+    return example(op, draw.distinct(*draw.sizes(4, 3, 6)), draw.pick(0, 1, -1), draw.chance())
 
 
 @calls("logsumexp")
 def reduced_dims(draw: Draw) -> Example:
-    return example("logsumexp", draw.real(4, 3, 6), draw.pick([0], [-1], [0, 2]), draw.chance())
+    return example("logsumexp", draw.real(*draw.sizes(4, 3, 6)), draw.pick([0], [-1], [0, 2]), draw.chance())
 
 
 @calls("var.correction", "std.correction", "var_mean.correction", "std_mean.correction")
 def spread(draw: Draw, op: str) -> Example:
-    return example(op, draw.real(4, 3, 6), draw.pick([0], [-1], [0, 2], None), correction=1, keepdim=draw.chance())
+    x = draw.real(*draw.sizes(4, 3, 6))
+    return example(op, x, draw.pick([0], [-1], [0, 2], None), correction=1, keepdim=draw.chance())
 
 
 @calls("var.dim", "std.dim")
 def spread_dim(draw: Draw, op: str) -> Example:
-    return example(op, draw.real(4, 3, 6), draw.pick([0], [-1], [0, 2]), True, draw.chance())
+    return example(op, draw.real(*draw.sizes(4, 3, 6)), draw.pick([0], [-1], [0, 2]), True, draw.chance())
 
 
 @calls("linalg_vector_norm")
 def vector_norm(draw: Draw) -> Example:
-    return example("linalg_vector_norm", draw.real(4, 3, 6), draw.pick(2, 1, 3.0), draw.pick([0], [0, 2], None))
+    x = draw.real(*draw.sizes(4, 3, 6))
+    return example("linalg_vector_norm", x, draw.pick(2, 1, 3.0), draw.pick([0], [0, 2], None))
 
 
 @calls("norm.ScalarOpt_dim")
 def norm_dim(draw: Draw) -> Example:
-    return example("norm.ScalarOpt_dim", draw.real(4, 3, 6), 2, draw.pick([0], [0, 2]), draw.chance())
+    return example("norm.ScalarOpt_dim", draw.real(*draw.sizes(4, 3, 6)), 2, draw.pick([0], [0, 2]), draw.chance())
 
 
 @calls("norm.Scalar")
 def norm(draw: Draw) -> Example:
-    return example("norm.Scalar", draw.real(4, 3), 2)
+    return example("norm.Scalar", draw.real(*draw.sizes(4, 3)), 2)
 
 
 @calls("norm.ScalarOpt_dim_dtype")
 def norm_dtype(draw: Draw) -> Example:
-    return example("norm.ScalarOpt_dim_dtype", draw.real(4, 3, 6), 2, [1], False, dtype=torch.float64)
+    return example("norm.ScalarOpt_dim_dtype", draw.real(*draw.sizes(4, 3, 6)), 2, [1], False, dtype=torch.float64)
 
 
 @calls("kthvalue")
 def kth(draw: Draw) -> Example:
-    return example("kthvalue", draw.distinct(4, 3, 6), 2, draw.pick(0, 1, -1), draw.chance())
+    return example("kthvalue", draw.distinct(*draw.sizes(4, 3, 6)), 2, draw.pick(0, 1, -1), draw.chance())
 
 
 @calls("aminmax")
 def both_extremes(draw: Draw) -> Example:
-    return example("aminmax", draw.real(4, 3, 6), dim=draw.pick(0, 1, None), keepdim=draw.chance())
+    return example("aminmax", draw.real(*draw.sizes(4, 3, 6)), dim=draw.pick(0, 1, None), keepdim=draw.chance())
 
 
 @calls("cumsum", "cumprod", "logcumsumexp", "cummax", "cummin", "sort", "argsort")
 def ordered(draw: Draw, op: str) -> Example:
-    return example(op, draw.distinct(*draw.pick((4, 3, 6), (5,), (3, 4))), draw.pick(0, -1))
+    return example(op, draw.distinct(*draw.sizes(*draw.pick((4, 3, 6), (5,), (3, 4)))), draw.pick(0, -1))
 
 
 @calls("sort.stable", "argsort.stable")
 def ordered_stably(draw: Draw, op: str) -> Example:
-    return example(op, draw.below(3, 4, 6), stable=True, dim=draw.pick(0, -1))
+    return example(op, draw.below(3, *draw.sizes(4, 6)), stable=True, dim=draw.pick(0, -1))
 
 
 @calls("topk")
 def top(draw: Draw) -> Example:
-    return example("topk", draw.distinct(4, 3, 6), 2, draw.pick(0, 1, -1))
+    return example("topk", draw.distinct(*draw.sizes(4, 3, 6)), 2, draw.pick(0, 1, -1))
 
 
 @calls("_softmax", "_log_softmax")
 def softmax(draw: Draw, op: str) -> Example:
-    return example(op, draw.real(*draw.pick((4, 3, 6), (4, 6))), draw.pick(0, 1, -1), False)
+    return example(op, draw.real(*draw.sizes(*draw.pick((4, 3, 6), (4, 6)))), draw.pick(0, 1, -1), False)
 
 
 @calls("_safe_softmax", "softmax.int", "log_softmax.int")
 def softmax_dtype(draw: Draw, op: str) -> Example:
-    return example(op, draw.real(4, 3, 6), draw.pick(0, 1, -1))
+    return example(op, draw.real(*draw.sizes(4, 3, 6)), draw.pick(0, 1, -1))
 
 
 @calls("_softmax_backward_data", "_log_softmax_backward_data")
 def softmax_backward(draw: Draw, op: str) -> Example:
-    return example(op, draw.real(4, 3, 6), draw.unit(4, 3, 6), draw.pick(0, 1, -1), torch.float64)
+    shape = draw.sizes(4, 3, 6)
+    return example(op, draw.real(*shape), draw.unit(*shape), draw.pick(0, 1, -1), torch.float64)
 
 
 @calls("glu")
 def glu(draw: Draw) -> Example:
-    return example("glu", draw.real(4, 2, 6), draw.pick(0, 1, -1))
+    return example("glu", draw.real(*(2 * n for n in draw.sizes(2, 1, 3))), draw.pick(0, 1, -1))
 
 
 @calls("glu_backward")
 def glu_backward(draw: Draw) -> Example:
     dim = draw.pick(0, 1, -1)
-    x = draw.real(4, 2, 6)
+    x = draw.real(*(2 * n for n in draw.sizes(2, 1, 3)))
     return example("glu_backward", draw.real(*x.narrow(dim, 0, x.shape[dim] // 2).shape), x, dim)
 
 
 @calls("renorm")
 def renorm(draw: Draw) -> Example:
-    return example("renorm", draw.real(4, 3, 6), 2, draw.pick(0, 1, -1), 1.5)
+    return example("renorm", draw.real(*draw.sizes(4, 3, 6)), 2, draw.pick(0, 1, -1), 1.5)
 
 
 @calls("searchsorted.Tensor")
 def searched(draw: Draw) -> Example:
-    if draw.chance():
-        return example("searchsorted.Tensor", draw.distinct(5).sort().values, draw.real(4, 3))
-    return example("searchsorted.Tensor", draw.distinct(4, 5).sort().values, draw.real(4, 3))
+    places, shape = draw.size(1, 6), draw.sizes(4, 3)
+    bounds = draw.distinct(*((places,) if draw.chance() else (shape[0], places))).sort().values
+    return example("searchsorted.Tensor", bounds, draw.real(*shape))
 
 
 @calls("bucketize.Tensor")
 def bucketed(draw: Draw) -> Example:
-    return example("bucketize.Tensor", draw.real(4, 3), draw.distinct(5).sort().values)
+    return example("bucketize.Tensor", draw.real(*draw.sizes(4, 3)), draw.distinct(draw.size(1, 6)).sort().values)
 
 
 @calls("any", "all", "any.dim", "all.dim", "any.dims", "all.dims")
 def truth(draw: Draw, op: str) -> Example:
     """Few of the values that decide, so that a rank alone would decide otherwise."""
-    few = draw.mask(4, 3, 6) & draw.mask(4, 3, 6) & draw.mask(4, 3, 6) & draw.mask(4, 3, 6)
+    shape = draw.sizes(4, 3, 6)
+    few = draw.mask(*shape) & draw.mask(*shape) & draw.mask(*shape) & draw.mask(*shape)
     x = few if op.startswith("any") else ~few
     if op.endswith(".dims"):
         return example(op, x, draw.pick([0], [-1], [0, 2]), draw.chance())

@@ -59,7 +59,7 @@ def squeezed_dims(draw: Draw) -> Example:
 
 @calls("flatten.using_ints")
 def flattened(draw: Draw) -> Example:
-    return example("flatten.using_ints", draw.real(2, 3, 4), *draw.pick((0, 1), (1, 2), (0, -1)))
+    return example("flatten.using_ints", draw.real(*draw.sizes(2, 3, 4)), *draw.pick((0, 1), (1, 2), (0, -1)))
 
 
 @calls("unflatten.int")
@@ -74,24 +74,23 @@ def transposed_matrix(draw: Draw, op: str) -> Example:
 
 @calls("transpose.int", "swapaxes")
 def transposed(draw: Draw, op: str) -> Example:
-    return example(op, draw.real(2, 3, 4), *draw.pick((0, 1), (-1, -2), (0, 2), (1, 1)))
+    return example(op, draw.real(*draw.sizes(2, 3, 4)), *draw.pick((0, 1), (-1, -2), (0, 2), (1, 1)))
 
 
 @calls("adjoint", "mT")
 def matrix_transposed(draw: Draw, op: str) -> Example:
-    return example(op, draw.real(2, 3, 4))
+    return example(op, draw.real(*draw.sizes(2, 3, 4)))
 
 
 @calls("permute")
 def permuted(draw: Draw) -> Example:
-    return example("permute", draw.real(2, 3, 4, 5), draw.random.sample([0, -3, 2, 3], 4))
+    return example("permute", draw.real(*draw.sizes(2, 3, 4, 5)), draw.random.sample([0, -3, 2, 3], 4))
 
 
 @calls("movedim.intlist")
 def moved(draw: Draw) -> Example:
-    return example(
-        "movedim.intlist", draw.real(2, 3, 4, 5), *draw.pick(([0, 1], [2, 0]), ([3], [0]), ([0, 3], [-1, 1]))
-    )
+    x = draw.real(*draw.sizes(2, 3, 4, 5))
+    return example("movedim.intlist", x, *draw.pick(([0, 1], [2, 0]), ([3], [0]), ([0, 3], [-1, 1])))
 
 
 @calls("expand", "broadcast_to", "expand_copy")
@@ -107,12 +106,12 @@ def repeated(draw: Draw) -> Example:
 
 @calls("repeat")
 def repeated_matrix(draw: Draw) -> Example:
-    return example("repeat", draw.real(3, 4), draw.pick((2, 1), (1, 3), (2, 2, 3), (4, 1, 1)))
+    return example("repeat", draw.real(*draw.sizes(3, 4)), draw.pick((2, 1), (1, 3), (2, 2, 3), (4, 1, 1)))
 
 
 @calls("flip", "roll")
 def turned(draw: Draw, op: str) -> Example:
-    x = draw.real(4, 3, 6)
+    x = draw.real(*draw.sizes(4, 3, 6))
     if op == "flip":
         return example(op, x, draw.pick([0], [-1], [0, 2]))
     return example(op, x, *draw.pick(([1], [0]), ([2, 1], [2, 0]), ([3], [])))
@@ -120,21 +119,22 @@ def turned(draw: Draw, op: str) -> Example:
 
 @calls("diagonal")
 def diagonal(draw: Draw) -> Example:
-    return example("diagonal", draw.real(4, 3, 4), draw.pick(0, 1, -1), *draw.pick((0, 1), (0, 2), (2, 1)))
+    return example("diagonal", draw.real(*draw.sizes(4, 3, 4)), draw.pick(0, 1, -1), *draw.pick((0, 1), (0, 2), (2, 1)))
 
 
 @calls("diagonal_scatter")
 def diagonal_scatter(draw: Draw) -> Example:
     dims = draw.pick((0, 1), (0, 2), (2, 1))
-    x = draw.real(4, 3, 4)
+    x = draw.real(*draw.sizes(4, 3, 4))
     return example("diagonal_scatter", x, draw.real(*torch.diagonal(x, 1, *dims).shape), 1, *dims)
 
 
 @calls("diagonal_backward")
 def diagonal_backward(draw: Draw) -> Example:
     dims = draw.pick((0, 1), (0, 2), (2, 1))
-    shape = torch.empty(4, 3, 4).diagonal(1, *dims).shape
-    return example("diagonal_backward", draw.real(*shape), [4, 3, 4], 1, *dims)
+    sizes = draw.sizes(4, 3, 4)
+    shape = torch.empty(sizes).diagonal(1, *dims).shape
+    return example("diagonal_backward", draw.real(*shape), list(sizes), 1, *dims)
 
 
 @calls("view_as_complex")
@@ -150,13 +150,15 @@ def to_real(draw: Draw) -> Example:
 
 @calls("unfold")
 def unfolded(draw: Draw) -> Example:
-    return example("unfold", draw.real(3, 6, 4), 1, 3, draw.pick(1, 2))
+    x = draw.real(*draw.sizes(3), draw.random.randint(3, 7), *draw.sizes(4))
+    return example("unfold", x, 1, 3, draw.pick(1, 2))
 
 
 @calls("unfold_backward")
 def unfolded_backward(draw: Draw) -> Example:
-    shape = torch.empty(3, 6, 4).unfold(1, 3, 2).shape
-    return example("unfold_backward", draw.real(*shape), [3, 6, 4], 1, 3, 2)
+    sizes = (*draw.sizes(3), draw.random.randint(3, 7), *draw.sizes(4))
+    shape = torch.empty(sizes).unfold(1, 3, 2).shape
+    return example("unfold_backward", draw.real(*shape), list(sizes), 1, 3, 2)
 
 
 @calls("slice.Tensor")
@@ -165,58 +167,61 @@ def sliced(draw: Draw) -> Example:
         (0, 4), (4, 8), (2, 6), (-4, 1000), (None, 6), (0, 3), (1, 8), (0, 8), (4, 4), (8, 9), (-2, None)
     )
     step = draw.pick(1, 1, 1, 2)
-    dim = draw.pick(0, 1, -1)
-    return example("slice.Tensor", draw.real(*((8, 3) if dim == 0 else (3, 8))), dim, *bounds, step)
+    dim, other = draw.pick(0, 1, -1), draw.rarely(draw.pick(3, 4, 6))
+    return example("slice.Tensor", draw.real(*((8, other) if dim == 0 else (other, 8))), dim, *bounds, step)
 
 
 @calls("slice_backward")
 def sliced_backward(draw: Draw) -> Example:
     low, high = draw.pick((0, 4), (4, 8), (2, 6), (0, 3), (0, 8), (-4, 10**9))
     step = draw.pick(1, 1, 2)
-    shape = torch.empty(3, 8)[:, low : min(high, 8) : step].shape
-    return example("slice_backward", draw.real(*shape), [3, 8], draw.pick(1, -1), low, high, step)
+    other = draw.rarely(draw.pick(3, 4, 6))
+    shape = torch.empty(other, 8)[:, low : min(high, 8) : step].shape
+    return example("slice_backward", draw.real(*shape), [other, 8], draw.pick(1, -1), low, high, step)
 
 
 @calls("slice_scatter")
 def sliced_scatter(draw: Draw) -> Example:
     low, high = draw.pick((0, 4), (4, 8), (2, 6), (0, 3), (None, None), (4, 10**9))
     step = draw.pick(1, 1, 2)
-    x = draw.real(3, 8)
+    x = draw.real(draw.rarely(draw.pick(3, 4, 6)), 8)
     return example("slice_scatter", x, draw.real(*x[:, low:high:step].shape), 1, low, high, step)
 
 
 @calls("select.int")
 def selected(draw: Draw) -> Example:
-    return example("select.int", draw.real(4, 3, 5), draw.pick(0, 1, -1), draw.pick(0, 2, -1))
+    return example("select.int", draw.real(*draw.sizes(4, 3, 5)), draw.pick(0, 1, -1), draw.pick(0, 1, -1))
 
 
 @calls("select_backward")
 def selected_backward(draw: Draw) -> Example:
     dim = draw.pick(0, 1, -1)
-    shape = torch.empty(4, 3, 5).select(dim, 0).shape
-    return example("select_backward", draw.real(*shape), [4, 3, 5], dim, draw.pick(0, 2, -1))
+    sizes = draw.sizes(4, 3, 5)
+    shape = torch.empty(sizes).select(dim, 0).shape
+    return example("select_backward", draw.real(*shape), list(sizes), dim, draw.pick(0, 1, -1))
 
 
 @calls("select_scatter")
 def selected_scatter(draw: Draw) -> Example:
     dim = draw.pick(0, 1, -1)
-    x = draw.real(4, 3, 5)
-    return example("select_scatter", x, draw.real(*x.select(dim, 0).shape), dim, draw.pick(0, 2, -1))
+    x = draw.real(*draw.sizes(4, 3, 5))
+    return example("select_scatter", x, draw.real(*x.select(dim, 0).shape), dim, draw.pick(0, 1, -1))
 
 
 @calls("unbind.int")
 def unbound(draw: Draw) -> Example:
-    return example("unbind.int", draw.real(4, 3, 5), draw.pick(0, 1, -1))
+    return example("unbind.int", draw.real(*draw.sizes(4, 3, 5)), draw.pick(0, 1, -1))
 
 
 @calls("split.Tensor", "unsafe_split.Tensor")
 def split(draw: Draw, op: str) -> Example:
-    return example(op, draw.real(3, 8), draw.pick(4, 2, 3, 8, 6), draw.pick(1, -1))
+    return example(op, draw.real(draw.rarely(draw.pick(3, 4)), 8), draw.pick(4, 2, 3, 8, 6), draw.pick(1, -1))
 
 
 @calls("split_with_sizes", "split.sizes", "unsafe_split_with_sizes")
 def split_sizes(draw: Draw, op: str) -> Example:
-    return example(op, draw.real(8, 3), draw.pick([4, 4], [2, 6], [8], [3, 5], [4, 2, 2], [0, 8]), draw.pick(0, -2))
+    x = draw.real(8, draw.rarely(3))
+    return example(op, x, draw.pick([4, 4], [2, 6], [8], [3, 5], [4, 2, 2], [0, 8]), draw.pick(0, -2))
 
 
 @calls("chunk")
@@ -228,7 +233,8 @@ def chunked(draw: Draw) -> Example:
 def joined(draw: Draw, op: str) -> Example:
     dim = draw.pick(0, 1, -1)
     sizes = draw.pick((4, 4), (4, 2), (2, 6), (6, 3, 3), (4,), (2, 2, 4), (4, 0, 4), (3, 5))
-    parts = [draw.real(*((n, 3) if dim == 0 else (3, n))) for n in sizes]
+    other = draw.rarely(draw.pick(3, 4, 6))
+    parts = [draw.real(*((n, other) if dim == 0 else (other, n))) for n in sizes]
     if draw.chance(0.2):
         parts.insert(0, draw.real(0))
     return example(op, parts, dim)
@@ -236,13 +242,14 @@ def joined(draw: Draw, op: str) -> Example:
 
 @calls("stack")
 def stacked(draw: Draw) -> Example:
-    return example("stack", [draw.real(3, 4) for _ in range(draw.size(1, 3))], draw.pick(0, 1, 2, -1))
+    shape = draw.sizes(3, 4)
+    return example("stack", [draw.real(*shape) for _ in range(draw.random.randint(1, 3))], draw.pick(0, 1, 2, -1))
 
 
 @calls("constant_pad_nd")
 def padded(draw: Draw) -> Example:
     pad = draw.pick([1, 2], [0, 0, 1, 0], [0, 1, 0, 0], [-1, 0], [0, 0, 0, 0, 2, 1])
-    return example("constant_pad_nd", draw.real(3, 4, 5), pad, draw.pick(0, 0.0, 1.5))
+    return example("constant_pad_nd", draw.real(*draw.sizes(3, 4, 5)), pad, draw.pick(0, 0.0, 1.5))
 
 
 def _pads(op: str) -> int:
@@ -264,4 +271,4 @@ def padded_border(draw: Draw, op: str) -> Example:
 
 @calls("tril", "triu")
 def triangle(draw: Draw, op: str) -> Example:
-    return example(op, draw.real(3, 4, 5), draw.pick(0, 1, -2))
+    return example(op, draw.real(*draw.sizes(3, 4, 5)), draw.pick(0, 1, -2))

@@ -27,14 +27,20 @@ def run_op(op: str, args: tuple[Arg, ...], tensors: Sequence[Tensor]) -> tuple[T
 
     target = torch_op(op)
     positional, keywords = [], {}
-    for declared, arg in zip(target._schema.arguments, args, strict=True):
-        if declared.kwarg_only:
-            keywords[declared.name] = real(arg)
+    for name, arg in zip(keyword_names(target), args, strict=True):
+        if name is not None:
+            keywords[name] = real(arg)
         else:
             positional.append(real(arg))
     returned = target(*positional, **keywords)
     row = tuple(returned) if isinstance(returned, (tuple, list)) else (returned,)
     return tuple(row[0]) if len(row) == 1 and isinstance(row[0], (tuple, list)) else row
+
+
+@lru_cache(maxsize=4096)
+def keyword_names(target: torch._ops.OpOverload) -> tuple[str | None, ...]:
+    """Per schema argument its name if it is passed by keyword, else None."""
+    return tuple(a.name if a.kwarg_only else None for a in target._schema.arguments)
 
 
 def type_of(tensor: Tensor) -> TensorType:

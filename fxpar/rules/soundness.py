@@ -7,7 +7,7 @@ local call, outputs are assembled by their layouts; they must equal the global o
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -168,6 +168,21 @@ def check_call(
         tolerance: relative to the largest value of an output.
         keep: which joint choices are judged (default: all).
     """
+    ran = judged_choices(given, mesh, seed=seed, whole=whole, limit=limit, tolerance=tolerance, keep=keep)
+    return [problem for _, _, problem in ran if problem is not None]
+
+
+def judged_choices(
+    given: Example,
+    mesh: Mesh,
+    *,
+    seed: int = 0,
+    whole: bool = False,
+    limit: int = 40,
+    tolerance: float = 1e-9,
+    keep: Callable[[Site, JointChoice, Mesh], bool] | None = None,
+) -> Iterator[tuple[Site, JointChoice, Counterexample | None]]:
+    """Every joint choice that is run, and what is wrong with it; arguments as in :func:`check_call`."""
     draw = random.Random(seed)
     rng = torch.Generator().manual_seed(seed)
     expected = run_op(given.op, given.args, given.tensors)
@@ -177,13 +192,13 @@ def check_call(
         inputs = [whole_dims(t.shape) for t in call.inputs]
         outputs = [None if t is None else whole_dims(t.shape) for t in call.outputs]
     site = Site(call, tuple(inputs), tuple(outputs))
-    found = []
     for choice in sampled_choices(site, mesh, draw, limit, keep):
         problem = judge(given, site, choice, mesh, rng, expected, tolerance)
-        if problem is not None:
+        if problem is None:
+            yield site, choice, None
+        else:
             layouts = tuple(layout_text(x) for x in (*choice.inputs, *choice.outputs))
-            found.append(Counterexample(given.op, str(mesh), choice.names, site.inputs, layouts, problem))
-    return found
+            yield site, choice, Counterexample(given.op, str(mesh), choice.names, site.inputs, layouts, problem)
 
 
 def sampled_choices(

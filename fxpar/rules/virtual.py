@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from fxpar.plans.layout import Digit, Dims, Layout, Partial, Replicate, digits, global_shape
+from fxpar.plans.layout import Digit, Dims, Layout, Partial, Replicate, Shard, digits, global_shape
 from fxpar.plans.mesh import Mesh
 
 
+@lru_cache(maxsize=4096)
 def row_positions(row: tuple[Digit, ...]) -> Tensor:
     """Global positions, in local order, of the elements of a tensor dim that a rank with these digits holds."""
     positions = torch.zeros(1, dtype=torch.int64)
@@ -24,6 +26,7 @@ def row_positions(row: tuple[Digit, ...]) -> Tensor:
     return positions
 
 
+@lru_cache(maxsize=4096)
 def positions(dims: Dims, layout: Layout, mesh: Mesh, coords: tuple[int, ...]) -> tuple[Tensor, ...]:
     """Per tensor dim, the global positions that the rank at ``coords`` holds."""
     return tuple(row_positions(row) for row in digits(dims, layout, mesh, coords))
@@ -31,8 +34,10 @@ def positions(dims: Dims, layout: Layout, mesh: Mesh, coords: tuple[int, ...]) -
 
 def summands(tensor: Tensor, parts: int, rng: torch.Generator) -> list[Tensor]:
     """``parts`` tensors that add up to ``tensor``: random multiples of 1/64, exactly when the values are such too, or
-    all of it on one part and zeros on the others."""
+    all of it on one part and zeros on the others; multiples of the tensor in dtypes of few bits."""
     if tensor.numel() and torch.rand((), generator=rng) < 0.75:
+        if tensor.dtype in (torch.bfloat16, torch.float16):
+            return multiples(tensor, parts, rng)
         real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
         # a rounded normal draw; few bits, so that sums of several stay exact
         drawn = [
@@ -46,6 +51,16 @@ def summands(tensor: Tensor, parts: int, rng: torch.Generator) -> list[Tensor]:
         return [torch.view_as_complex(p.contiguous()) if tensor.is_complex() else p for p in row]
     holder = int(torch.randint(parts, (), generator=rng))
     return [tensor if i == holder else torch.zeros_like(tensor) for i in range(parts)]
+
+
+def multiples(tensor: Tensor, parts: int, rng: torch.Generator) -> list[Tensor]:
+    """``parts`` multiples of a tensor that add up to it: in a narrow dtype, summands of any other size would round more
+    than the tensor holds."""
+    shares = [torch.randint(-2, 3, tensor.shape, generator=rng) / 2 + 1 / 4 for _ in range(parts - 1)]
+    last = torch.ones(tensor.shape)
+    for share in shares:
+        last = last - share
+    return [(tensor * share).to(tensor.dtype) for share in (*shares, last)]
 
 
 def scatter(tensor: Tensor, dims: Dims, layout: Layout, mesh: Mesh, rng: torch.Generator) -> list[Tensor]:
@@ -70,11 +85,13 @@ def scatter(tensor: Tensor, dims: Dims, layout: Layout, mesh: Mesh, rng: torch.G
                 ]
             grown.update({(*coords, i): part for i, part in enumerate(row)})
         shares = grown
+    cut = {p.dim for p in layout if isinstance(p, Shard)}
     pieces = []
     for rank in range(mesh.world_size):
         piece = shares[mesh.coordinates(rank)]
-        for dim, held in enumerate(positions(dims, layout, mesh, mesh.coordinates(rank))):
-            piece = piece.index_select(dim, held)
+        held = positions(dims, layout, mesh, mesh.coordinates(rank)) if cut else ()
+        for dim in cut:
+            piece = piece.index_select(dim, held[dim])
         pieces.append(piece)
     return pieces
 
@@ -93,16 +110,28 @@ def assemble(pieces: Sequence[Tensor], dims: Dims, layout: Layout, mesh: Mesh, *
     shape = global_shape(dims)
     ranges = [range(n) if not isinstance(p, Replicate) else range(1) for p, n in zip(layout, mesh.sizes, strict=True)]
     first: Tensor | None = None
+    ranks: list[int] = []
     replicas = [range(n) if isinstance(p, Replicate) else range(1) for p, n in zip(layout, mesh.sizes, strict=True)]
     for copy in itertools.product(*replicas):
+        now = [mesh.rank(at) for at in holders(layout, ranges, copy)]
+        if first is not None and all(map(torch.equal, (pieces[r] for r in now), (pieces[r] for r in ranks))):
+            continue
         whole = _reduced(pieces, dims, layout, mesh, shape, ranges, copy)
         if first is None:
-            first = whole
+            first, ranks = whole, now
         elif not close(whole, first, tolerance):
             raise Disagreement(f"replicas {copy} and {(0,) * len(copy)} differ")
     if first is None:
         raise ValueError("a mesh without ranks")
     return first
+
+
+def holders(layout: Layout, ranges: list[range], copy: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Coordinates of the ranks that together hold one copy of the tensor."""
+    return [
+        tuple(same if isinstance(p, Replicate) else c for p, c, same in zip(layout, coords, copy, strict=True))
+        for coords in itertools.product(*ranges)
+    ]
 
 
 def _reduced(
@@ -116,24 +145,28 @@ def _reduced(
 ) -> Tensor:
     """The global tensor as the replicas with coordinates ``copy`` (on the replicated axes) hold it."""
     waiting = [i for i, p in enumerate(layout) if isinstance(p, Partial)]
+    cut = any(isinstance(p, Shard) for p in layout)
     kinds = {p.reduce for p in layout if isinstance(p, Partial)}
     if len(kinds) > 1:
         raise ValueError(f"a value cannot be pending in {sorted(kinds)} at once")
     shares: dict[tuple[int, ...], Tensor] = {}
     filled: dict[tuple[int, ...], Tensor] = {}
-    for coords in itertools.product(*ranges):
-        at = tuple(same if isinstance(p, Replicate) else c for p, c, same in zip(layout, coords, copy, strict=True))
+    for at in holders(layout, ranges, copy):
         piece = pieces[mesh.rank(at)]
-        held = positions(dims, layout, mesh, at)
-        expected = tuple(len(h) for h in held)
+        held = positions(dims, layout, mesh, at) if cut else ()
+        expected = tuple(len(h) for h in held) if cut else shape
         if tuple(piece.shape) != expected:
             raise ValueError(f"the rank at {at} has shape {tuple(piece.shape)}, its block {expected}")
         key = tuple(at[i] for i in waiting)
+        if not cut:
+            shares[key] = piece
+            continue
         share = shares.setdefault(key, torch.zeros(shape, dtype=piece.dtype))
         mark = filled.setdefault(key, torch.zeros(shape, dtype=torch.bool))
         if held:
-            share[torch.meshgrid(*held, indexing="ij")] = piece
-            mark[torch.meshgrid(*held, indexing="ij")] = True
+            places = torch.meshgrid(*held, indexing="ij")
+            share[places] = piece
+            mark[places] = True
         else:
             share.copy_(piece)
             mark.fill_(True)
@@ -156,8 +189,10 @@ def close(a: Tensor, b: Tensor, tolerance: float) -> bool:
     """Equal in shape, dtype, and values to ``tolerance`` of the largest finite value (exact for integers)."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
+    if torch.equal(a, b):
+        return True
     if not (a.is_floating_point() or a.is_complex()):
-        return torch.equal(a, b)
+        return False
     if a.is_complex():
         a, b = torch.view_as_real(a.resolve_conj()), torch.view_as_real(b.resolve_conj())
     finite = b[b.isfinite()]

@@ -84,11 +84,29 @@ def test_coverage_of_nothing_readable(tmp_path, capsys):
 
 
 def test_check_of_ops(capsys):
-    found = answer(capsys, "rules", "check", "mm", "aten.relu.*", "--mesh", "3", "--examples", "2")
-    assert found["ok"] and found["meshes"] == ["a0=3"]
+    found = answer(capsys, "rules", "check", "mm", "aten.relu.*", "--mesh", "3", "--examples", "30")
+    assert found["ok"] and found["meshes"] == ["a0=3"] and found["examples"] == 30
     assert {entry["op"] for entry in found["judged"]} == {"aten.mm.default", "aten.relu.default"}
-    assert main(["rules", "check", "mm", "--uneven", "--empty", "--examples", "2"]) == 0
-    assert "1 of 1 rules are sound" in capsys.readouterr().out
+    assert all(entry["examples"] >= 30 and entry["split"] > 0 for entry in found["judged"])
+    assert main(["rules", "check", "mm", "arange", "--examples", "9"]) == 0
+    shown = capsys.readouterr().out
+    assert "2 of 2 rules are sound, 0 unsound" in shown and "fewest examples: 9 of " in shown
+    assert "only computed whole, no other choice in these calls: aten.arange.default" in shown
+
+
+def test_uneven_and_empty_pieces_are_added_to_the_even_ones(capsys):
+    asked = ("rules", "check", "mm", "aten.relu.*", "arange", "--mesh", "3", "--examples", "80")
+    plain, more = answer(capsys, *asked), answer(capsys, *asked, "--uneven", "--empty")
+    for before, after in zip(plain["judged"], more["judged"], strict=True):
+        assert after["examples"] >= before["examples"] >= 80
+        assert after["uneven"] < after["examples"]  # even ones are judged too
+        wanted = 0 if before["op"] == "aten.arange.default" else 20
+        assert after["uneven"] >= wanted and after["empty"] >= wanted
+
+
+def test_the_answer_does_not_depend_on_the_number_of_processes(capsys):
+    asked = ("rules", "check", "mm", "relu", "cat", "arange", "--examples", "12", "--uneven")
+    assert answer(capsys, *asked, "--jobs", "2") == answer(capsys, *asked)
 
 
 def test_check_of_an_unsound_rule_shows_the_counterexample(capsys):
@@ -115,8 +133,9 @@ def test_what_cannot_be_checked(capsys):
     load_model_source(CUSTOM)
     assert "no such op has a rule" in said(capsys, "rules", "check", "no_such_op")
     assert "no example calls" in said(capsys, "rules", "check", "fxpartest::gated")
-    for arguments in ([], ["--all", "mm"], [CUSTOM, "mm"]):
+    for arguments in ([], ["--all", "mm"], [CUSTOM, "mm"], [CUSTOM, "--jobs", "2"]):
         with pytest.raises(SystemExit) as caught:
             main(["rules", "check", *arguments])
         assert caught.value.code == 2
-    assert "give one MODEL, or OPs, or --all" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert "give one MODEL, or OPs, or --all" in shown and "--jobs is for OPs and --all" in shown

@@ -71,7 +71,7 @@ def test_a_splitting_plan_was_among_them() -> None:
 
 
 def test_rules_are_judged_on_the_calls_of_the_model() -> None:
-    report = check_model(source(), plan(0).program, [parse_mesh("2")], examples=2, limit=8)
+    report = check_model(source(), plan(0).program, [parse_mesh("2")], examples=16)
     assert report.ok, report.text()
     assert {f"fxpartest.{name}.default" for name in OPS} <= {entry.op for entry in report.judged}
 
@@ -81,7 +81,7 @@ def test_a_wrong_rule_is_found() -> None:
     right = rule_for("fxpartest.pair_energy.default")
     wrong = replaced(right, factors=lambda call: Factors(right.factors(call).groups, (Linear((0,), (0,)),)))
     with in_force(wrong):
-        report = check_model(source(), plan(0).program, [parse_mesh("2")], examples=2, limit=8)
+        report = check_model(source(), plan(0).program, [parse_mesh("2")], examples=16)
     assert not report.ok
     assert {entry.op for entry in report.judged if entry.problems} == {"fxpartest.pair_energy.default"}
 
