@@ -177,3 +177,98 @@ def test_a_run_and_a_loop_inside_it_are_not_cut_by_two_axes() -> None:
 def test_an_op_without_a_rule_is_computed_whole() -> None:
     call = Call("aten.erfinv_.default", (), (), ())
     assert [c.name for c in axis_choices(Site(call, (), ()))] == ["."]
+
+
+def without_steps(found: tuple[Choice, ...]) -> list[Choice]:
+    """Choices of one local call a rank: no expansion exchanges anything."""
+    return [c for c in found if not c.expands]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        example("relu", ones(4, 6)), example("exp", ones(4, 6)), example("abs", ones(4, 6)),
+        example("gelu", ones(4, 6)), example("rsqrt", ones(4, 6)), example("pow.Tensor_Scalar", ones(4, 6), 2.0),
+        example("amax", ones(4, 6), [1]), example("argmax", ones(4, 6), 1), example("sort", ones(4, 6)),
+        example("linalg_vector_norm", ones(4, 6), 2, [1]), example("var.correction", ones(4, 6), [1], correction=1),
+        example("_softmax", ones(4, 6), 1, False), example("logsumexp", ones(4, 6), [1]),
+        example("native_layer_norm", ones(4, 6), [6], None, None, 1e-5),
+        example("max_pool2d_with_indices", ones(1, 2, 4, 4), [2, 2]), example("eq.Tensor", ones(4), ones(4)),
+        example("maximum", ones(4), ones(4)),
+    ],
+    ids=lambda given: given.op,
+)
+def test_nothing_but_linear_ops_takes_a_pending_sum(given: Example) -> None:
+    assert not [c for c in choices(given) if PARTIAL_SUM in c.inputs]
+
+
+@pytest.mark.parametrize("op", ["mul.Tensor", "mm"])
+def test_a_product_takes_one_pending_factor_and_never_two(op: str) -> None:
+    found = choices(example(op, ones(4, 4), ones(4, 4)))
+    assert with_inputs(found, PARTIAL_SUM, REPLICATE) and with_inputs(found, REPLICATE, PARTIAL_SUM)
+    assert not with_inputs(found, PARTIAL_SUM, PARTIAL_SUM)
+
+
+def test_a_quotient_is_linear_in_the_dividend_alone() -> None:
+    found = choices(example("div.Tensor", ones(4), ones(4)))
+    assert with_inputs(found, PARTIAL_SUM, REPLICATE) and not [c for c in found if c.inputs[1] == PARTIAL_SUM]
+
+
+def test_shard_0_of_a_weight_is_column_parallel_stored_as_out_in_and_row_parallel_as_in_out() -> None:
+    x, stored = ones(4, 6), ones(8, 6)  # torch's layout: [out, in]
+    (turned,) = with_inputs(choices(example("t", stored)), Shard(0))
+    assert turned.outputs == (Shard(1),)
+    (columns,) = [c for c in choices(example("mm", x, ones(6, 8))) if c.inputs[1] == Shard(1)]
+    assert (columns.inputs[0], columns.outputs) == (REPLICATE, (Shard(1),))
+    (rows,) = [c for c in choices(example("mm", x, ones(6, 8))) if c.inputs[1] == Shard(0)]
+    assert (rows.inputs[0], rows.outputs) == (Shard(1), (PARTIAL_SUM,))
+
+
+def test_means_of_pieces_are_not_averaged() -> None:
+    found = without_steps(choices(example("mean.dim", ones(5, 4), [0])))
+    assert with_inputs(found, Shard(1)) and not with_inputs(found, Shard(0))
+
+
+@pytest.mark.parametrize("op", ["argmax", "max.dim", "median.dim"])
+def test_places_of_extremes_are_not_those_of_pieces(op: str) -> None:
+    found = without_steps(choices(example(op, ones(4, 6), 1)))
+    assert with_inputs(found, Shard(0)) and not with_inputs(found, Shard(1))
+
+
+def test_padding_idx_names_a_row_of_the_whole_table() -> None:
+    given = example("embedding_dense_backward", ones(5, 4), torch.tensor([0, 1, 5, 5, 2]), 6, 5, False)
+    site = site_of(given)
+    split = next(c for c in axis_choices(site) if c.outputs == (Shard(0),))
+    joint = choice_by_names(site, (split.name,), parse_mesh("2"))
+    assert joint is not None
+    op, args = local_call(site, joint, parse_mesh("2"), (1,))
+    assert (op, args[2:]) == ("fxpar.embedding_block_backward.default", ((6, 3, 3), 5))
+
+
+def test_a_split_convolution_counts_its_own_groups() -> None:
+    given = example("convolution", ones(2, 8, 5, 5), ones(8, 2, 3, 3), None, [1, 1], [1, 1], [1, 1], False, [0, 0], 4)
+    site = site_of(given, (((2,), (4, 2), (5,), (5,)), ((4, 2), (2,), (3,), (3,))), (((2,), (4, 2), (5,), (5,)),))
+    split = next(c for c in axis_choices(site) if c.inputs == (Shard(1), Shard(0)))
+    joint = choice_by_names(site, (split.name,), parse_mesh("2"))
+    assert joint is not None
+    assert local_call(site, joint, parse_mesh("2"), (1,))[1][-1] == 2
+
+
+def test_space_is_not_cut_where_windows_overlap_and_no_rows_are_exchanged() -> None:
+    given = example("convolution", ones(2, 8, 6, 6), ones(8, 8, 3, 3), None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    cut = {p.dim for c in without_steps(choices(given)) if isinstance(p := c.inputs[0], Shard)}
+    assert cut == {0, 1}
+
+
+def test_masks_of_pieces_are_the_pieces_of_the_mask() -> None:
+    x, seed = ones(8, 6), torch.tensor(3)
+    given = example("fxpar::dropout", x, seed, 0.5, 7, [8, 0, 8, 6, 0, 6])
+    (whole, *_) = run_op(given.op, given.args, given.tensors)
+    site = site_of(given)
+    joint = choice_by_names(site, (with_inputs(axis_choices(site), Shard(0), REPLICATE)[0].name,), parse_mesh("2"))
+    assert whole is not None and joint is not None
+    parts = []
+    for rank in range(2):
+        op, args = local_call(site, joint, parse_mesh("2"), (rank,))
+        parts.append(run_op(op, args, (x[4 * rank : 4 * rank + 4], seed))[0])
+    assert torch.equal(torch.cat(parts), whole) and not torch.equal(parts[0], parts[1])
