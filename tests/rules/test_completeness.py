@@ -49,8 +49,6 @@ OPS = (
 ACCEPTED = {
     "clamp": "the example's bounds make a constant: more than the rule knows of the operand's values",
     "convolution_backward": "pending scale of both operands at once: nothing makes a pending weight and input together",
-    "avg_pool2d": "cuts between windows of stride = kernel, only where pieces are multiples of the stride",
-    "slice.Tensor": "a step that happens to divide the pieces",
     "copy": "a pending operand of which only the shape is read, beside one that is read",
     "fill.Tensor": "a pending operand of which only the shape is read, beside one that is read",
     "nll_loss_backward": "pending class weights; a pending operand of which only the shape is read",
