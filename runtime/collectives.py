@@ -25,30 +25,26 @@ from fxpar.runtime.packing import (
     unpack_row,
     unpack_scatters,
 )
+from fxpar.runtime.wire import from_wire, to_wire
 
 _ops = torch.ops._c10d_functional
 
 
-def _wire(tensor: torch.Tensor) -> torch.Tensor:
-    """Bools travel as bytes: the libraries know no bool."""
-    return tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
-
-
-def _unwire(buffer: torch.Tensor, is_bool: bool) -> torch.Tensor:
-    arrived = _ops.wait_tensor(buffer)
-    return arrived.view(torch.bool) if is_bool else arrived
+def _arrived(buffer: torch.Tensor, dtype: str) -> torch.Tensor:
+    """The buffer once the library is done with it."""
+    return from_wire(_ops.wait_tensor(buffer), dtype)
 
 
 def start_all_reduce(tensors: list[torch.Tensor], reduce: str, group: str) -> torch.Tensor:
     """Issue the reduction of a bucket of tensors."""
     if len(tensors) == 1:
-        return _ops.all_reduce(_wire(tensors[0].contiguous()), reduce, group)
-    return _ops.all_reduce_(_wire(pack_row(tensors)), reduce, group)
+        return _ops.all_reduce(to_wire(tensors[0].contiguous()), reduce, group)
+    return _ops.all_reduce_(to_wire(pack_row(tensors)), reduce, group)
 
 
-def finish_all_reduce(buffer: torch.Tensor, shapes: list[Shape], is_bool: bool) -> list[torch.Tensor]:
+def finish_all_reduce(buffer: torch.Tensor, shapes: list[Shape], dtype: str) -> list[torch.Tensor]:
     """The bucket's tensors."""
-    return unpack_row(_unwire(buffer, is_bool), shapes)
+    return unpack_row(_arrived(buffer, dtype), shapes)
 
 
 Numbers = tuple[int, list[int], int]
@@ -61,26 +57,26 @@ def _cuts(rows: list[Numbers]) -> list[Cut]:
 
 def start_all_gather(tensors: list[torch.Tensor], cuts: list[Numbers], me: int, group: str) -> torch.Tensor:
     """Issue the gathering of a bucket."""
-    return _ops.all_gather_into_tensor(_wire(pack_gathers(tensors, _cuts(cuts), me)), len(cuts[0][1]), group)
+    return _ops.all_gather_into_tensor(to_wire(pack_gathers(tensors, _cuts(cuts), me)), len(cuts[0][1]), group)
 
 
 def finish_all_gather(
-    buffer: torch.Tensor, cuts: list[Numbers], shapes: list[Shape], is_bool: bool
+    buffer: torch.Tensor, cuts: list[Numbers], shapes: list[Shape], dtype: str
 ) -> list[torch.Tensor]:
     """The wholes."""
-    return unpack_gathers(_unwire(buffer, is_bool), _cuts(cuts), shapes)
+    return unpack_gathers(_arrived(buffer, dtype), _cuts(cuts), shapes)
 
 
 def start_reduce_scatter(tensors: list[torch.Tensor], cuts: list[Numbers], reduce: str, group: str) -> torch.Tensor:
     """Issue the reduction of a bucket, of which every rank keeps its pieces."""
-    return _ops.reduce_scatter_tensor(_wire(pack_scatters(tensors, _cuts(cuts))), reduce, len(cuts[0][1]), group)
+    return _ops.reduce_scatter_tensor(to_wire(pack_scatters(tensors, _cuts(cuts))), reduce, len(cuts[0][1]), group)
 
 
 def finish_reduce_scatter(
-    buffer: torch.Tensor, cuts: list[Numbers], me: int, shapes: list[Shape], is_bool: bool
+    buffer: torch.Tensor, cuts: list[Numbers], me: int, shapes: list[Shape], dtype: str
 ) -> list[torch.Tensor]:
     """This rank's pieces."""
-    return unpack_scatters(_unwire(buffer, is_bool), _cuts(cuts), me, shapes)
+    return unpack_scatters(_arrived(buffer, dtype), _cuts(cuts), me, shapes)
 
 
 def _swap(around: list[int], joined: list[int], cut: list[int], joined_first: bool) -> Swap:
@@ -94,7 +90,7 @@ def start_all_to_all(
     """Issue the exchange; ``around`` is (outer, middle, inner)."""
     swap = _swap(around, joined, cut, joined_first)
     sent, received = exchange_sizes(swap, me)
-    return _ops.all_to_all_single(_wire(pack_exchange(tensor, swap, me)), received, sent, group)
+    return _ops.all_to_all_single(to_wire(pack_exchange(tensor, swap, me)), received, sent, group)
 
 
 def finish_all_to_all(
@@ -105,10 +101,10 @@ def finish_all_to_all(
     joined_first: bool,
     me: int,
     shape: Shape,
-    is_bool: bool,
+    dtype: str,
 ) -> list[torch.Tensor]:
     """The joined region, cut anew (the only one of the list)."""
-    return [unpack_exchange(_unwire(buffer, is_bool), _swap(around, joined, cut, joined_first), me, shape)]
+    return [unpack_exchange(_arrived(buffer, dtype), _swap(around, joined, cut, joined_first), me, shape)]
 
 
 HaloNumbers = tuple[list[int], list[int], list[int], list[int], float]
@@ -124,14 +120,14 @@ def start_halo(tensor: torch.Tensor, numbers: HaloNumbers, me: int, summed: bool
     """Issue the exchange with the ranks whose windows overlap this rank's piece, in practice its neighbours."""
     halo = _halo(numbers)
     sent, received = halo_sizes(halo, me, summed)
-    return _ops.all_to_all_single(_wire(pack_halo(tensor, halo, me, summed)), received, sent, group)
+    return _ops.all_to_all_single(to_wire(pack_halo(tensor, halo, me, summed)), received, sent, group)
 
 
 def finish_halo(
-    buffer: torch.Tensor, tensor: torch.Tensor, numbers: HaloNumbers, me: int, summed: bool, shape: Shape, is_bool: bool
+    buffer: torch.Tensor, tensor: torch.Tensor, numbers: HaloNumbers, me: int, summed: bool, shape: Shape, dtype: str
 ) -> list[torch.Tensor]:
     """This rank's window (the only one of the list); ``summed``: its piece."""
-    return [unpack_halo(_unwire(buffer, is_bool), tensor, _halo(numbers), me, summed, shape)]
+    return [unpack_halo(_arrived(buffer, dtype), tensor, _halo(numbers), me, summed, shape)]
 
 
 def take_slice(tensor: torch.Tensor, outer: int, start: int, length: int, inner: int, shape: Shape) -> torch.Tensor:

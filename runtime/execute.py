@@ -125,7 +125,6 @@ class _Writer:
         operands = [self.value(v) for v in step.values]
         group, me = self.groups.names[step.axis], self.local.coords[step.axis]
         shapes = [self.local.types[v].shape for v in step.outputs]
-        is_bool = step.dtype == "bool"
         if step.kind == "all_to_all":
             self.exchange(step, operands[0], me, group)
             return
@@ -135,13 +134,13 @@ class _Writer:
         cuts = [(g.outer, g.lengths, g.inner) for g in step.geometries if isinstance(g, Cut)]
         if step.kind == "all_reduce":
             buffer = self.call(comm.start_all_reduce, operands, step.reduce, group)
-            self.later(step, lambda: self.call(comm.finish_all_reduce, buffer, shapes, is_bool))
+            self.later(step, lambda: self.call(comm.finish_all_reduce, buffer, shapes, step.dtype))
         elif step.kind == "all_gather":
             buffer = self.call(comm.start_all_gather, operands, cuts, me, group)
-            self.later(step, lambda: self.call(comm.finish_all_gather, buffer, cuts, shapes, is_bool))
+            self.later(step, lambda: self.call(comm.finish_all_gather, buffer, cuts, shapes, step.dtype))
         else:
             buffer = self.call(comm.start_reduce_scatter, operands, cuts, step.reduce, group)
-            self.later(step, lambda: self.call(comm.finish_reduce_scatter, buffer, cuts, me, shapes, is_bool))
+            self.later(step, lambda: self.call(comm.finish_reduce_scatter, buffer, cuts, me, shapes, step.dtype))
 
     def exchange(self, step: CollectiveStep, operand: fx.Node, me: int, group: str) -> None:
         swap = step.geometries[0]
@@ -149,7 +148,7 @@ class _Writer:
         numbers = ((swap.outer, swap.middle, swap.inner), swap.joined, swap.cut, swap.joined_first, me)
         buffer = self.call(comm.start_all_to_all, operand, *numbers, group)
         shape = self.local.types[step.outputs[0]].shape
-        self.later(step, lambda: self.call(comm.finish_all_to_all, buffer, *numbers, shape, step.dtype == "bool"))
+        self.later(step, lambda: self.call(comm.finish_all_to_all, buffer, *numbers, shape, step.dtype))
 
     def halo(self, step: CollectiveStep, operand: fx.Node, me: int, group: str) -> None:
         halo = step.geometries[0]
@@ -158,9 +157,7 @@ class _Writer:
         numbers = ((halo.outer, halo.inner), halo.lengths, halo.starts, halo.ends, fill)
         summed, shape = step.kind == "halo_sum", self.local.types[step.outputs[0]].shape
         buffer = self.call(comm.start_halo, operand, numbers, me, summed, group)
-        self.later(
-            step, lambda: self.call(comm.finish_halo, buffer, operand, numbers, me, summed, shape, step.dtype == "bool")
-        )
+        self.later(step, lambda: self.call(comm.finish_halo, buffer, operand, numbers, me, summed, shape, step.dtype))
 
     def later(self, step: CollectiveStep, finish: Callable[[], fx.Node]) -> None:
         """Finish when the first of the step's results is read; ``finish`` gives the list of all results."""
