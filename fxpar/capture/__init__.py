@@ -37,6 +37,13 @@ def capture(
     Raises:
         CaptureError: the model cannot become one graph; names the user's line and a way out.
     """
+    from fxpar.capture.repeated_layers import trace_repeated
     from fxpar.capture.trace import trace
 
-    return trace(source_model, tuple(args), dict(kwargs), loss=loss, train=train, keep_output=outputs == "all")
+    args, kwargs, keep_output = tuple(args), dict(kwargs), outputs == "all"
+
+    def whole(model: nn.Module) -> Program:
+        return trace(model, args, kwargs, loss=loss, train=train, keep_output=keep_output)
+
+    short = trace_repeated(source_model, args, kwargs, whole, loss=loss, train=train, keep_output=keep_output)
+    return whole(source_model) if short is None else short

@@ -26,12 +26,14 @@ from torch._functorch._aot_autograd.descriptors import (
     TangentAOTInput,
 )
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.graph_module import _get_attr
 from torch.utils import _pytree as pytree
+from torch.utils._mode_utils import no_dispatch
 
 __all__ = [
     "BufferAOTInput",
+    "FakeTensor",
     "FakeTensorMode",
     "GradAOTOutput",
     "InputMutationAOTOutput",
@@ -46,6 +48,7 @@ __all__ = [
     "joint_graph",
     "nested_graphs",
     "new_fake_mode",
+    "no_dispatch",
     "pytree",
     "wrapped_by_compile",
 ]

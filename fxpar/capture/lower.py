@@ -139,7 +139,7 @@ class Lowering:
         if name in _READS_STRIDES:
             name, args = by_position(name, args, node.all_input_nodes[0].meta.get("val"), where)
         used = [value for arg in args for value in refs(arg)]
-        if not source_line:
+        if not source_line and not module:
             module, source_line = self.inherited(used)
         backward = str(node.meta.get("partitioner_tag", "")).endswith("backward") or any(v in self.late for v in used)
         outputs: list[int] = []
@@ -157,7 +157,7 @@ class Lowering:
 
     def inherited(self, used: Sequence[int]) -> tuple[str, str]:
         """Nodes without a stack of their own (sums of gradients) belong where their operands do."""
-        return next((self.origins[value] for value in used if self.origins.get(value, ("", ""))[1]), ("", ""))
+        return next((self.origins[value] for value in used if any(self.origins.get(value, ()))), ("", ""))
 
     def program(self, outputs: Sequence[Output], **rest: Any) -> Program:
         return Program(
