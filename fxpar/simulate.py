@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from fxpar.cost.compute import Work, compute_ns
-from fxpar.cost.op_work import TensorShape, tensor_bytes, work_of
+from fxpar.cost.op_work import TensorShape, tensor_bytes, work_of, workspace_bytes
 from fxpar.plans.plan import CollectiveTotal, Decisions, Prediction
 from fxpar.plans.program import Program, TensorType
 from fxpar.prices import Prices
@@ -176,11 +176,20 @@ def replay_memory(local: LocalProgram, gradients: tuple[int, ...]) -> tuple[int,
             if root[value] == value:
                 live += sizes[value]
                 temporary += 0 if value in fixed else sizes[value]
-        peak, most_temporary = max(peak, live), max(most_temporary, temporary)
+        working = _workspace(step, local)
+        peak, most_temporary = max(peak, live + working), max(most_temporary, temporary + working)
         for value in freed[index]:
             live -= sizes[value]
             temporary -= 0 if value in fixed else sizes[value]
     return peak, most_temporary
+
+
+def _workspace(step: OpStep | LocalStep | CollectiveStep, local: LocalProgram) -> int:
+    """Bytes that an op allocates for itself while it runs."""
+    if not isinstance(step, OpStep) or not step.op.startswith("fxpar.experts"):
+        return 0
+    args = dict(zip(argument_names(step.op), step.args, strict=True))
+    return workspace_bytes(step.op, [_shape(local.types[v]) for v in step.operands], args)
 
 
 def storage_roots(local: LocalProgram) -> list[int]:

@@ -118,6 +118,29 @@ def work_of(
     return Work("memory", 0, moved, _dtype(outputs, inputs))
 
 
+def _routed_rows(index: tuple[int, ...], held: int, args: Mapping[str, object]) -> int:
+    """Slots that go to the experts held here when all experts get as many."""
+    total, rows = args.get("experts"), math.prod(index)
+    return -(-rows * held // total) if isinstance(total, int) and total > held else rows
+
+
+def workspace_bytes(op: str, inputs: Sequence[TensorShape | None], args: Mapping[str, object]) -> int:
+    """Bytes that an op allocates and frees while it runs, at most; counted for routed experts, whose hidden values are
+    many times their result: rows picked, hidden values before and after the activation with their gradients, sums."""
+    name = _base_name(op)
+    if name not in ("experts", "experts_backward"):
+        return 0
+    backward = name == "experts_backward"
+    x, index, _, up, down = (_required(op, inputs, i + backward, "operand") for i in range(5))
+    held, columns, width = up[0]
+    hidden = down[0][2]
+    rows, element = _routed_rows(index[0], held, args), DTYPE_BYTES[x[1]]
+    wide = max(element, 4)
+    if backward:
+        return rows * ((2 * width + 2 * columns + 6 * hidden) * element + hidden * wide)
+    return rows * ((width + columns + 2 * hidden) * element + width * wide) + math.prod(x[0]) * wide
+
+
 def _experts_work(
     op: str, inputs: Sequence[TensorShape | None], outputs: Sequence[TensorShape | None], args: Mapping[str, object]
 ) -> Work:
@@ -131,10 +154,7 @@ def _experts_work(
     x, index, _, up, down = (_required(op, inputs, i + backward, "operand") for i in range(5))
     held, columns, width = up[0]
     hidden, out_width = down[0][2], down[0][1]
-    total = args.get("experts")
-    rows = math.prod(index[0])
-    if isinstance(total, int) and total > held:
-        rows = -(-rows * held // total)
+    rows = _routed_rows(index[0], held, args)
     per_row = columns * width * (3 if backward else 1) + hidden * out_width * (2 if backward else 1)
     per_row_moved = (columns + width) * (3 if backward else 1) + (hidden + out_width) * (2 if backward else 1)
     element = DTYPE_BYTES[x[1]]

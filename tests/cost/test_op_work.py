@@ -1,12 +1,15 @@
 import math
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fxpar.cost.compute import Work
-from fxpar.cost.op_work import TensorShape, work_of
+from fxpar.cost.op_work import TensorShape, work_of, workspace_bytes
+from fxpar.live_bytes import LiveBytes
 from fxpar.plans.errors import FxparError
+from fxpar.rules.ops.experts import experts, experts_backward
 
 DIMS = st.integers(0, 64)
 
@@ -93,3 +96,39 @@ def test_missing_tensors_and_unknown_dtypes_are_named():
         work_of("aten.addmm.default", [f32(3)], [f32(3, 3)], {})
     with pytest.raises(FxparError, match="float3"):
         work_of("aten.gelu.default", [TensorShape((3,), "float3")], [f32(3)], {})
+
+
+def experts_operands(tokens, slots, held, width, hidden, columns):
+    return [f32(tokens, width), TensorShape((tokens, slots), "int64"), f32(tokens, slots),
+            f32(held, columns, width), f32(held, width, hidden)]  # fmt: skip
+
+
+def test_experts_work_on_their_share_of_the_slots():
+    every, some = (experts_operands(64, 2, held, 8, 12, 24) for held in (8, 2))
+    whole = work_of("fxpar.experts.default", every, [f32(64, 8)], {"experts": 8})
+    part = work_of("fxpar.experts.default", some, [f32(64, 8)], {"experts": 8})
+    assert whole.kind == "matmul" and whole.flops == 2 * 128 * (24 * 8 + 12 * 8) == 4 * part.flops
+    assert part.bytes < whole.bytes < 4 * part.bytes  # tokens and sums are there whatever is held
+    grads = [f32(64, 8), f32(64, 2), every[3], every[4]]
+    backward = work_of("fxpar.experts_backward.default", [f32(64, 8), *every], grads, {"experts": 8})
+    assert backward.flops == 2 * 128 * (3 * 24 * 8 + 2 * 12 * 8)
+
+
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("backward", [True, False])
+def test_what_experts_allocate_while_they_run_is_bounded(gated, backward):
+    torch.manual_seed(0)
+    tokens, held, width, hidden = 256, 4, 32, 48
+    columns = hidden * (2 if gated else 1)
+    x, weight = torch.randn(tokens, width), torch.rand(tokens, 2)
+    index = torch.arange(tokens * 2).reshape(tokens, 2) % held
+    up, down = torch.randn(held, columns, width), torch.randn(held, width, hidden)
+    given = (*((torch.randn(tokens, width),) if backward else ()), x, index, weight, up, down)
+    kernel = experts_backward if backward else experts
+    with LiveBytes((), given) as live:
+        results = kernel(*given, "silu", gated, held, ())
+    kept = sum(t.nbytes for t in (results if backward else (results,)))
+    shapes = [TensorShape(tuple(t.shape), str(t.dtype).removeprefix("torch.")) for t in given]
+    stated = workspace_bytes(f"fxpar.{kernel.__name__}.default", shapes, {"experts": held})
+    assert 0.4 * stated <= live.peak - kept <= 1.1 * stated
+    assert workspace_bytes("aten.mm.default", [f32(4, 4), f32(4, 4)], {}) == 0

@@ -181,10 +181,14 @@ def experts_backward(
     h = hidden(pre, act, gated)
     share = weight.reshape(-1)[mine.slots, None]
     through = product_backward(sent, down, mine.counts)
-    dot = (through.to(wide(h.dtype)) * h).sum(-1).to(weight.dtype)
-    dweight = torch.cat([dot, dot.new_zeros(1)])[mine.place]
+    # expert by expert: the products in the wide dtype need not all be there at once
+    pairs = zip(through.split(list(mine.counts)), h.split(list(mine.counts)), strict=True)
+    dots = [(a.to(wide(a.dtype)) * b).sum(-1).to(weight.dtype) for a, b in pairs]
+    dweight = torch.cat([*dots, weight.new_zeros(1)])[mine.place]
     ddown = weight_gradient((sent * share).to(h.dtype), h, mine.counts)
-    dpre = hidden_backward((through * share).to(h.dtype), pre, act, gated)
+    del h, sent
+    dpre = hidden_backward((through * share).to(pre.dtype), pre, act, gated)
+    del pre, through
     dup = weight_gradient(dpre, taken, mine.counts)
     dx = summed(product_backward(dpre, up, mine.counts), mine.place, x)
     return dx, dweight, dup, ddown
