@@ -73,7 +73,8 @@ def work_of(
         op: torch's name, "aten.mm.default" or "fxpar.attention.default".
         inputs: its tensor arguments in the order of the schema, None where an optional one is absent.
         outputs: its results, None where one is not produced.
-        args: its other arguments by name; read are `is_causal` (attention) and `transposed` (convolution).
+        args: its other arguments by name; read are `is_causal` (attention), `transposed` (convolution) and
+            `experts` (routed experts: their global number).
 
     An op that is not listed is bound by memory: it reads its inputs and writes its outputs once.
 
