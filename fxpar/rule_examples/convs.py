@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from fxpar.rule_examples.draw import Draw, calls
+from fxpar.rules.run_op import run_op
 from fxpar.rules.soundness import Example, example
 
 
@@ -49,6 +50,62 @@ def convolution_backward(draw: Draw) -> Example:
 @calls("convolution_backward")
 def grouped_convolution_backward(draw: Draw) -> Example:
     return backward_call(draw, draw.pick(2, 3, 4))
+
+
+def window(draw: Draw) -> tuple[int, int, int, int]:
+    """Kernel, stride, padding, dilation."""
+    return draw.pick((3, 1, 1, 1), (3, 2, 1, 1), (3, 1, 0, 1), (1, 2, 0, 1), (2, 1, 0, 1), (3, 1, 2, 2), (5, 2, 2, 1),
+                     (2, 2, 0, 1), (7, 2, 3, 1), (4, 3, 1, 1))  # fmt: skip
+
+
+@calls("convolution", "convolution_backward")
+def image_rows(draw: Draw, op: str) -> Example:
+    """Images with room for several ranks; both ends of the window may be uneven."""
+    dims = draw.pick(1, 2, 2)
+    groups = draw.pick(1, 1, 2)
+    kernel, stride, padding, dilation = window(draw)
+    x = draw.real(draw.size(1, 2), groups * draw.size(1, 2), *(draw.size(7, 12) for _ in range(dims)))
+    w = draw.real(groups * draw.size(1, 2), x.shape[1] // groups, *(kernel for _ in range(dims)))
+    bias = draw.real(w.shape[0]) if draw.chance() else None
+    rest = ([stride] * dims, [padding] * dims, [dilation] * dims, False, [0] * dims, groups)
+    if op == "convolution":
+        return example(op, x, w, bias, *rest)
+    y = torch.ops.aten.convolution(x, w, bias, *rest)
+    masks = [draw.chance(0.8), draw.chance(0.8), bias is not None]
+    return example(op, draw.real(*y.shape), x, w, [w.shape[0]] if bias is not None else [0], *rest, masks)
+
+
+@calls("max_pool2d_with_indices", "max_pool3d_with_indices")
+def max_pool_rows(draw: Draw, op: str) -> Example:
+    """With equal values: the first place counts; sometimes with a window that is -inf throughout."""
+    n = dims_in(op)
+    x = draw.below(4, draw.size(1, 2), 2, *(draw.size(6, 9) if d == 0 else draw.size(3, 6) for d in range(n)))
+    x = x.to(torch.float64)
+    if draw.chance(0.2):
+        x = torch.full_like(x, -torch.inf)
+    kernel, stride, padding, dilation = draw.pick((3, 2, 1, 1), (2, 2, 0, 1), (3, 1, 1, 1), (2, 1, 0, 2), (2, 2, 1, 1))
+    return example(op, x, [kernel] * n, [stride] * n, [padding] * n, [dilation] * n, draw.chance(0.3))
+
+
+@calls("max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward")
+def max_pool_rows_backward(draw: Draw, op: str) -> Example:
+    call = max_pool_rows(draw, op.removesuffix("_backward"))
+    y, where = run_op(call.op, call.args, call.tensors)
+    assert y is not None
+    return example(op, draw.real(*y.shape), call.tensors[0], *call.args[1:], where)
+
+
+@calls("avg_pool1d", "avg_pool2d", "avg_pool3d", "avg_pool2d_backward", "avg_pool3d_backward")
+def avg_pool_rows(draw: Draw, op: str) -> Example:
+    n = dims_in(op)
+    x = draw.real(draw.size(1, 2), 2, *(draw.size(6, 9) if d == 0 else draw.size(3, 6) for d in range(n)))
+    kernel, stride, padding = draw.pick((3, 2, 1), (2, 2, 0), (3, 1, 1), (2, 1, 0), (2, 2, 1))
+    rest = [[kernel] * n, [stride] * n, [padding] * n, draw.chance(0.2), draw.chance(0.8)]
+    if not op.endswith("_backward"):
+        return example(op, x, *rest)
+    rest.append(draw.pick(None, 3))
+    y = getattr(torch.ops.aten, op.removesuffix("_backward"))(x, *rest)
+    return example(op, draw.real(*y.shape), x, *rest)
 
 
 def planes(draw: Draw, dims: int) -> torch.Tensor:

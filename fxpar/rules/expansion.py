@@ -114,7 +114,7 @@ class Emission:
         self.steps.append(LocalOp(op, row, reads, tuple(outputs)))
         return tuple(Ref(v) for v in outputs)
 
-    def call_with(self, **changes: Arg) -> tuple[Ref, ...]:
+    def call_with(self, /, **changes: Arg) -> tuple[Ref, ...]:
         """Emit the call itself with some arguments replaced."""
         return self.op(self.call.op, *self.call.with_args(**changes), wanted=[o is not None for o in self.call.outputs])
 
@@ -139,7 +139,7 @@ class Emission:
         self, value: Ref, dim: int, axis: int, lengths: Sequence[int], windows: Sequence[tuple[int, int]],
         fill: float = 0.0,
     ) -> Ref:
-        """Emit the exchange after which every rank has its window (see :class:`Exchange`)."""
+        """Emit the exchange after which every rank has its window (see :class:`Exchange`); nothing when it has."""
         start, end = windows[self.coords[axis]]
         return self._halo("halo", value, dim, axis, end - start, lengths, windows, fill)
 
@@ -154,6 +154,8 @@ class Emission:
         windows: Sequence[tuple[int, int]], fill: float,
     ) -> Ref:
         shape = self.shape(value)
+        if list(windows) == pieces(lengths):
+            return value
         rows = most_sent(tuple(lengths), tuple(windows))
         elements = rows * prod(shape[:dim]) * prod(shape[dim + 1 :])
         return self._exchange(

@@ -73,7 +73,7 @@ class Call:
         result = self.outputs[output]
         return () if result is None else result.shape
 
-    def with_args(self, **changes: Arg) -> tuple[Arg, ...]:
+    def with_args(self, /, **changes: Arg) -> tuple[Arg, ...]:
         """``args`` with some schema arguments replaced."""
         names = argument_names(self.op)
         unknown = set(changes) - set(names)

@@ -1,4 +1,5 @@
-"""Convolutions, pooling and resampling: samples and channels are loops; space stays whole, save for patches.
+"""Convolutions, pooling and resampling: samples and channels are loops. Space is a loop where windows slide over it
+(neighbours exchange rows, see :mod:`fxpar.rules.expansions.windows`); resampled and transposed, it stays whole.
 
 Channels with ``groups`` are ``c = (G c')`` and ``o = (G o')``: the groups are a loop of all operands; with one group
 ``o`` is a loop and ``c`` is contracted. A dim that the kernel tiles without padding or overlap is ``(h k!)``.
@@ -9,6 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fxpar.plans.program import Arg
+from fxpar.rules.expansions.windows import (
+    counts_padding,
+    neighbours_suffice,
+    space_loops,
+    split_avg_pool,
+    split_avg_pool_backward,
+    split_convolution,
+    split_convolution_backward,
+    split_max_pool,
+    split_max_pool_backward,
+)
 from fxpar.rules.factor_rule import Block, Call, Factors, Group, Slot
 from fxpar.rules.groups import Region, loop, passes
 from fxpar.rules.registry import rule
@@ -72,6 +84,8 @@ def convolution(call: Call) -> Factors:
     data = {0: "x", 1: "w"} | ({bias: "b"} if bias is not None else {})
     sums: dict[str, dict[int, str]] = {"n": {}, "g": {}, "o": {}, "c": {0: "sum"}, "s": {}}
     groups = _groups(call, data, {0: "y"}, sums, bias, 0, 1)
+    if not call.arg("transposed"):
+        groups += space_loops(call, (0,), (0,), {}, skip_patches=True)
     # with a bias the op is affine: a pending input needs a pending bias beside it
     return Factors(groups, passes(call, "0", "1") if bias is None else passes(call, "02", "12"))
 
@@ -84,6 +98,9 @@ def convolution_backward(call: Call) -> Factors:
         "n": {1: "sum", 2: "sum"}, "g": {}, "o": {0: "sum"}, "c": {}, "s": {1: "sum", 2: "sum"},
     }  # fmt: skip
     groups = _groups(call, {0: "y", 1: "x", 2: "w"}, results, sums, None, 1, 2)
+    if not call.arg("transposed"):
+        summed = {k: "sum" for k in results if k > 0}
+        groups += space_loops(call, (0, 1), (0,) if 0 in results else (), summed, skip_patches=True)
     return Factors(groups, passes(call, "0", "1>1", "2>0"))
 
 
@@ -99,8 +116,13 @@ def local_convolution(call: Call, block: Block) -> tuple[str, tuple[Arg, ...]]:
     return call.op, call.with_args(**changes)
 
 
-rule("convolution", convolution, localise=local_convolution)
-rule("convolution_backward", convolution_backward, localise=local_convolution)
+rule(
+    "convolution", convolution, localise=local_convolution, expand=split_convolution, offers=neighbours_suffice
+)
+rule(
+    "convolution_backward", convolution_backward, localise=local_convolution, expand=split_convolution_backward,
+    offers=neighbours_suffice,
+)  # fmt: skip
 
 
 def planes(linear: tuple[str, ...] = (), spatial: int = 2) -> Callable[[Call], Factors]:
@@ -120,15 +142,34 @@ def planes(linear: tuple[str, ...] = (), spatial: int = 2) -> Callable[[Call], F
     return factors
 
 
+
+def slid(inputs: tuple[int, ...], linear: tuple[str, ...], spatial: int) -> Callable[[Call], Factors]:
+    """:func:`planes` of which space is a loop, too: of the operands ``inputs`` and all outputs."""
+
+    def factors(call: Call) -> Factors:
+        plain = planes(linear, spatial)(call)
+        if call.has("count_include_pad") and not counts_padding(call):
+            return plain
+        outputs = [o for o, out in enumerate(call.outputs) if out is not None]
+        return Factors((*plain.groups, *space_loops(call, inputs, outputs, {}, skip_patches=False)), plain.linear)
+
+    factors.__name__ = "slid"
+    return factors
+
+
 rule("adaptive_max_pool1d", planes(spatial=1))
-rule("avg_pool1d", planes(("0",), 1))
+for n in (1, 2, 3):
+    rule(f"avg_pool{n}d", slid((0,), ("0",), n), expand=split_avg_pool, offers=neighbours_suffice)
 for n in (2, 3):
-    rule([f"max_pool{n}d_with_indices", f"adaptive_max_pool{n}d"], planes(spatial=n))
-    rule([f"max_pool{n}d_with_indices_backward", f"adaptive_max_pool{n}d_backward"], planes(("0",), n))
+    rule(f"avg_pool{n}d_backward", slid((0, 1), ("0",), n), expand=split_avg_pool_backward, offers=neighbours_suffice)
+    rule(f"max_pool{n}d_with_indices", slid((0,), (), n), expand=split_max_pool, offers=neighbours_suffice)
     rule(
-        [f"{kind}{n}d{end}" for kind in ("avg_pool", "_adaptive_avg_pool") for end in ("", "_backward")],
-        planes(("0",), n),
-    )
+        f"max_pool{n}d_with_indices_backward", slid((0, 1, 2), ("0",), n), expand=split_max_pool_backward,
+        offers=neighbours_suffice,
+    )  # fmt: skip
+    rule(f"adaptive_max_pool{n}d", planes(spatial=n))
+    rule(f"adaptive_max_pool{n}d_backward", planes(("0",), n))
+    rule([f"_adaptive_avg_pool{n}d{end}" for end in ("", "_backward")], planes(("0",), n))
 
 _RESAMPLED = {"nearest": (1, 2, 3), "_nearest-exact": (1, 2, 3), "linear": (1,), "bilinear": (2,), "trilinear": (3,),
               "bicubic": (2,)}  # fmt: skip
