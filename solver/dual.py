@@ -24,6 +24,9 @@ PROGRESS = 150
 #: Without any assignment yet: 1 / this of the bound.
 PROGRESS_ALONE = 20_000
 PRICES = 14
+#: Prices that decoding is stirred at: memory is worth 1 / this of the cost; and sweeps at each.
+STIRRED_SHARES = (3, 30, 10, 2, 20, 4, 100, 8, 1000)
+STIRRED_SWEEPS = 4
 #: Decoding costs more than a sweep: only the first few sweeps and then every so many are decoded.
 DECODED_AT_FIRST = 5
 DECODED_EVERY = 5
@@ -85,10 +88,11 @@ class Dual:
         self._at_most = at_most
         budget = self.graph.budget
         first = self._at(0, SWEEPS_AT_LAST if budget is None else SWEEPS_AT_ZERO)
-        if first is None or budget is None or self._done():
+        if first is None or self._done():
             return
-        if first.memory <= budget:
-            self._run(0, SWEEPS_AT_LAST)
+        if budget is None or first.memory <= budget:
+            self._run(0, SWEEPS_AT_LAST if budget is not None else 1)
+            self._stir(first)
             return
         low, high = first, None
         price = self._first_price(first)
@@ -112,6 +116,30 @@ class Dual:
         else:
             self.passing = Passing(self.scaled, self.messages)
         self._run(self.price, SWEEPS_AT_LAST)
+
+    def _stir(self, start: Point) -> None:
+        """Decodes where the messages of other prices lead: at one price alone, decoding may stay far from the bound.
+
+        Shares of the cost that all memory would then be worth, high and low in turn; nothing here proves a bound.
+        """
+        if self.narrow:
+            return
+        kept = self.messages
+        for share in STIRRED_SHARES:
+            price = (start.cost << (self.scaled.shift + PRICE_BITS)) // (share * max(start.memory, 1))
+            price = max(0, min(price, self.scaled.largest_price))
+            costs = self.scaled.priced(price)
+            for _ in range(STIRRED_SWEEPS):
+                self.passing.sweep(costs)
+                choice = decode(self.passing, costs, self.arcs)
+                if choice is None:
+                    continue
+                near = Neighbourhood(self.graph, self.scaled.tables, list(self.scaled.costs), choice)
+                near.descend(self.graph.budget)
+                self.offer(near.choice)
+                if self._done():
+                    break
+        self.messages = kept
 
     def proven(self) -> tuple[int, int]:
         """The bound in ns and its price: by elimination, or recounted from `messages` alone, whichever is higher."""
