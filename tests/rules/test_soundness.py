@@ -11,10 +11,10 @@ from fxpar.plans.layout import REPLICATE, Shard
 from fxpar.plans.mesh import parse_mesh
 from fxpar.plans.program import Dtype
 from fxpar.rule_examples.draw import GENERATORS, Draw
-from fxpar.rule_examples.drawn import drawn_call
+from fxpar.rule_examples.drawn import REAL_ONLY, drawn_call, in_dtype
 from fxpar.rule_examples.elementwise import short_name
 from fxpar.rules.registry import all_rules
-from fxpar.rules.soundness import judged_choices, run_op
+from fxpar.rules.soundness import check_call, judged_choices, run_op
 
 torch.set_num_threads(1)
 MESHES = tuple(parse_mesh(text) for text in ("2", "3", "2x2"))
@@ -41,6 +41,21 @@ def test_sound_deeper(op: str) -> None:
     judged = check_op(op, MESHES, 2000, Shards(uneven=True, empty=True))
     assert not judged.problems, "\n".join(map(str, judged.problems[:5]))
     assert judged.examples >= 2000
+
+
+STEPWISE = sorted(short_name(rule.op) for rule in all_rules() if rule.expand is not None)
+
+
+@pytest.mark.parametrize("op", [op for op in STEPWISE if not any(word in op for word in REAL_ONLY)])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bfloat16], ids=str)
+def test_steps_of_a_split_row_keep_every_dtype(op: str, dtype: torch.dtype) -> None:
+    """A loop that runs in steps goes through values of other dtypes than the op's own: exponentials of integers."""
+    found = []
+    for turn in range(12):
+        given = in_dtype(drawn_call(op, turn), dtype)
+        if given is not None:
+            found += check_call(given, MESHES[turn % 3], seed=turn, limit=16)
+    assert not found, "\n".join(map(str, found[:5]))
 
 
 def test_draws_hold_rare_sizes_and_other_dtypes() -> None:

@@ -33,6 +33,12 @@ def kept_places(call: Call, gone: tuple[int, ...]) -> dict[int, int]:
     return {d: d if keepdim else i for i, d in enumerate(kept)}
 
 
+def runs_in_steps(call: Call, word: str) -> bool:
+    """What goes through the all-reduces of a ROW are real numbers: exponentials of integers are of another dtype than
+    their maximum, and complex ones have none."""
+    return word != ROW or call.inputs[0].dtype.startswith(("float", "bfloat"))
+
+
 def reduction(
     contract: str | None = None, *, linear: tuple[str, ...] = (), nonempty: bool = False, expands: str = ""
 ) -> Callable[[Call], Factors]:
@@ -49,7 +55,7 @@ def reduction(
                 groups += loop(call, size, {0: d}, dict.fromkeys(outputs, places[d]))
             elif contract:
                 groups += loop(call, size, {0: d}, {}, contract=dict.fromkeys(outputs, contract), nonempty=nonempty)
-            elif expands:
+            elif expands and runs_in_steps(call, expands):
                 groups += loop(call, size, {0: d}, {}, expands=expands)
         return Factors(groups, passes(call, *linear))
 
@@ -82,7 +88,7 @@ rule(["argmax", "argmin", "max.dim", "min.dim"], reduction(expands=PLACED), expa
 def vector_norm(call: Call) -> Factors:
     """Norms of finite, positive order of real values are taken in steps."""
     order = call.arg("ord")
-    stepwise = 0 < order < float("inf") and "complex" not in call.inputs[0].dtype
+    stepwise = 0 < order < float("inf")
     return reduction(expands=ROW if stepwise else "")(call)
 
 
@@ -101,7 +107,7 @@ def along(linear: tuple[str, ...] = (), expands: str = "") -> Callable[[Call], F
         for d, size in enumerate(call.shape(0)):
             if d != kept:
                 groups += loop(call, size, dict.fromkeys(range(len(call.inputs)), d), dict.fromkeys(outputs, d))
-        if expands and rank:
+        if expands and rank and runs_in_steps(call, expands):
             every = dict.fromkeys(range(len(call.inputs)), kept)
             # running sums want pieces that follow each other
             loose = expands == RUNNING
