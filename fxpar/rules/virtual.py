@@ -100,11 +100,13 @@ class Disagreement(Exception):
     """Ranks that should hold the same piece do not."""
 
 
-def assemble(pieces: Sequence[Tensor], dims: Dims, layout: Layout, mesh: Mesh, *, tolerance: float = 1e-9) -> Tensor:
+def assemble(
+    pieces: Sequence[Tensor], dims: Dims, layout: Layout, mesh: Mesh, *, tolerance: float = 1e-9, least: float = 0.0
+) -> Tensor:
     """The global tensor: blocks placed, pending values reduced over their axes.
 
     Raises:
-        Disagreement: replicas differ by more than ``tolerance`` (relative to the largest value).
+        Disagreement: replicas differ by more than ``tolerance`` (as in :func:`close`).
         ValueError: a piece has not the shape of its block, or some element is held by no rank.
     """
     shape = global_shape(dims)
@@ -119,7 +121,7 @@ def assemble(pieces: Sequence[Tensor], dims: Dims, layout: Layout, mesh: Mesh, *
         whole = _reduced(pieces, dims, layout, mesh, shape, ranges, copy)
         if first is None:
             first, ranks = whole, now
-        elif not close(whole, first, tolerance):
+        elif not close(whole, first, tolerance, least=least):
             raise Disagreement(f"replicas {copy} and {(0,) * len(copy)} differ")
     if first is None:
         raise ValueError("a mesh without ranks")
@@ -185,8 +187,9 @@ def _reduced(
     return total
 
 
-def close(a: Tensor, b: Tensor, tolerance: float) -> bool:
-    """Equal in shape, dtype, and values to ``tolerance`` of the largest finite value (exact for integers)."""
+def close(a: Tensor, b: Tensor, tolerance: float, *, least: float = 0.0) -> bool:
+    """Equal in shape, dtype, and values to ``tolerance`` of the largest finite value, or of ``least`` if that is more
+    (exact for integers)."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     if torch.equal(a, b):
@@ -197,4 +200,4 @@ def close(a: Tensor, b: Tensor, tolerance: float) -> bool:
         a, b = torch.view_as_real(a.resolve_conj()), torch.view_as_real(b.resolve_conj())
     finite = b[b.isfinite()]
     size = float(finite.abs().max()) if finite.numel() else 0.0
-    return torch.allclose(a, b, rtol=tolerance, atol=tolerance * max(size, 1e-3), equal_nan=True)
+    return torch.allclose(a, b, rtol=tolerance, atol=tolerance * max(size, least, 1e-3), equal_nan=True)

@@ -14,7 +14,7 @@ from fxpar.rule_examples.draw import GENERATORS, Draw
 from fxpar.rule_examples.drawn import REAL_ONLY, drawn_call, in_dtype
 from fxpar.rule_examples.elementwise import short_name
 from fxpar.rules.registry import all_rules
-from fxpar.rules.soundness import check_call, judged_choices, run_op
+from fxpar.rules.soundness import check_call, example, judged_choices, run_op
 
 torch.set_num_threads(1)
 MESHES = tuple(parse_mesh(text) for text in ("2", "3", "2x2"))
@@ -102,3 +102,10 @@ def test_lengths_of_pieces() -> None:
 def test_rare_sizes_are_drawn_only_when_wanted() -> None:
     assert {Draw(seed).size() for seed in range(60)} == {2, 3, 4, 5, 6}
     assert {Draw(seed, rare=True).size() for seed in range(200)} == {0, 1, 2, 3, 4, 5, 6}
+
+
+def test_sums_of_few_bits_may_cancel() -> None:
+    """A small sum of large terms is off by more than its own size, by the dtype and not by the rule."""
+    half = torch.tensor([2.71, 1.93, -2.5, 3.1, 0.77, -1.3])
+    given = example("sum.dim_IntList", torch.cat([half, -half]).reshape(4, 3).to(torch.bfloat16), [0, 1])
+    assert not [p for seed in range(20) for mesh in MESHES for p in check_call(given, mesh, seed=seed)]
