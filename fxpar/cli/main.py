@@ -11,11 +11,11 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from fxpar.cli import check, compile, rules, show, verify
+from fxpar.cli import check, compile, explain, rules, show, verify
 from fxpar.plans.errors import FxparError
 from fxpar.version import VERSION
 
-COMMANDS = (compile, verify, check, show, rules)
+COMMANDS = (compile, verify, check, show, explain, rules)
 
 
 def make_parser() -> argparse.ArgumentParser:

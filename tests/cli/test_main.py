@@ -11,7 +11,7 @@ from fxpar.cli.main import main, unexpected_error
 from fxpar.cli.options import hint, memory, names
 from fxpar.version import VERSION
 
-COMMANDS = (["compile"], ["verify"], ["check"], ["show"], ["rules", "list"], ["rules", "coverage"],
+COMMANDS = (["compile"], ["verify"], ["check"], ["show"], ["explain"], ["rules", "list"], ["rules", "coverage"],
             ["rules", "check"])
 
 
@@ -62,6 +62,8 @@ def test_help_and_version(capsys):
         (["check", "p", "--batch", "3"], "--batch describes a MODEL"),
         (["verify", "p", "m.py", "--virtual", "--ranks", "gloo"], "not allowed with"),
         (["rules"], "required: COMMAND"),
+        (["explain", "p"], "NODE|PARAM"),
+        (["explain", "p", "fc", "--alternatives", "0"], "--alternatives: '0'"),
     ],
 )
 def test_usage_errors_are_2_and_name_the_option(arguments, said, capsys):
@@ -96,6 +98,7 @@ def test_errors_are_messages_not_tracebacks(tmp_path, model_file, capsys):
         (("show", str(tmp_path / "junk")), "not a plan"),
         (("check", str(tmp_path / "junk")), "not a plan"),
         (("verify", str(tmp_path), "m.py"), "cannot read the plan"),
+        (("explain", str(tmp_path / "none"), "fc"), "cannot read the plan"),
         (("compile", "nowhere.py", "-o", str(tmp_path / "p"), "--mesh", "2"), "cannot read the model nowhere.py"),
         (("compile", "m.py", "-o", str(tmp_path / "none" / "p"), "--mesh", "2"), "cannot write the plan"),
         (("compile", "m.py", "-o", str(tmp_path), "--mesh", "2"), "it is a folder"),
