@@ -12,6 +12,8 @@ from fxpar.rules.soundness import Example, example
 def convolution_call(draw: Draw, groups: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, tuple]:
     dims = draw.pick(1, 2, 2, 3)
     per_in, per_out = (draw.size(1, 5), draw.size(1, 5)) if groups == 1 else (draw.pick(1, 2), draw.pick(1, 2))
+    # of no channels torch makes outputs and gradients of shapes that do not agree
+    per_in, per_out = max(per_in, 1), max(per_out, 1)
     flipped = draw.chance(0.3)
     kernel, stride, padding = draw.pick((3, 1, 1), (2, 2, 0), (1, 1, 0), (3, 2, 1), (2, 1, 0), (2, 2, 0))
     x = draw.real(draw.size(1, 4), groups * per_in, *(4 for _ in range(dims)))
