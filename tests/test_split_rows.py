@@ -1,5 +1,5 @@
-"""Whole models in which every op that can be split in several steps is: rows through norms and softmax, image rows
-through convolutions, on virtual and on real ranks."""
+"""Whole models in which every op that can be split in several steps is: rows through norms and softmax, keys of
+causal attention, image rows through convolutions, on virtual and on real ranks."""
 
 from __future__ import annotations
 
@@ -58,6 +58,9 @@ def split_plan(name: str, mesh: str, seed: int) -> tuple[Plan, set[str]]:
 
 
 SPLIT = {
+    "causal": {
+        "fxpar.attention.default", "aten.native_layer_norm.default", "aten.native_layer_norm_backward.default",
+    },
     "normed": {
         "aten.native_layer_norm.default", "aten.native_layer_norm_backward.default", "aten._softmax.default",
         "aten._softmax_backward_data.default", "aten.cumsum.default", "aten.argmax.default", "aten.max.dim",

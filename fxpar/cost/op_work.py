@@ -42,12 +42,12 @@ _MATMULS: Mapping[str, int] = {
 _GATHERS = frozenset({"embedding", "embedding_block", "index_select", "gather", "gather_block", "index"})
 
 _ATTENTION_FORWARD = frozenset({
-    "attention", "scaled_dot_product_attention", "_scaled_dot_product_flash_attention",
+    "attention", "attention_block", "scaled_dot_product_attention", "_scaled_dot_product_flash_attention",
     "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_efficient_attention",
     "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_attention_math",
 })
 _ATTENTION_BACKWARD = frozenset({
-    "attention_backward", "_scaled_dot_product_flash_attention_backward",
+    "attention_backward", "attention_block_backward", "_scaled_dot_product_flash_attention_backward",
     "_scaled_dot_product_flash_attention_for_cpu_backward", "_scaled_dot_product_efficient_attention_backward",
     "_scaled_dot_product_cudnn_attention_backward",
 })
@@ -200,7 +200,8 @@ def _conv_flops(image: TensorShape, weight: TensorShape, out: TensorShape, args:
 
 def _attention_flops(op: str, inputs: Sequence[TensorShape | None], first: int, args: Mapping[str, object]) -> int:
     """Two products, q k^T over e and p v over v: 2 * b * h * q * k * (e + v), under a causal mask without the pairs
-    of rows and later keys: half of a square; of a part of the rows (a split sequence) the last, which have most."""
+    of rows and later keys: half of a square; of a part of the rows (a split sequence) the last, of a part of the keys
+    the first, which have most."""
     query = _required(op, inputs, first, "query")[0]
     key = _required(op, inputs, first + 1, "key")[0]
     value = _required(op, inputs, first + 2, "value")[0]
@@ -209,5 +210,5 @@ def _attention_flops(op: str, inputs: Sequence[TensorShape | None], first: int, 
     rows, keys = query[-2], key[-2]
     pairs = 2 * rows * keys
     if args.get("is_causal"):
-        pairs -= rows * min(rows, keys)
+        pairs -= min(rows, keys) ** 2
     return math.prod(query[:-2]) * pairs * (query[-1] + value[-1])

@@ -50,7 +50,7 @@ def test_attention(b, h, q, k, e):
     forward = work_of("fxpar.attention.default", inputs, [query, f32(b, h, q)], {"is_causal": False})
     assert forward.kind == "attention" and forward.flops == 4 * b * h * q * k * e
     causal = work_of("fxpar.attention.default", inputs, [query, f32(b, h, q)], {"is_causal": True})
-    assert causal.flops == 2 * b * h * (2 * q * k - q * min(q, k)) * e
+    assert causal.flops == 2 * b * h * (2 * q * k - min(q, k) ** 2) * e
     assert causal.flops <= forward.flops and (q != k or 2 * causal.flops == forward.flops)
     backward = work_of("fxpar.attention_backward.default", [query, *inputs], [query, key, key], {})
     assert 2 * backward.flops == 5 * forward.flops

@@ -8,6 +8,10 @@
 ``geometry``; empty: all of them, from the first. Rows whose keys are all masked give 0, with gradient 0, as torch's own
 kernels do. Dropout is stateless over the global (b, h, q, k) index. Formulas: the backward of Dao et al.,
 FlashAttention (2022), section B.4.
+
+``attention_block`` and its backward are the same ops over part of the keys, ``columns`` saying which. ``key_share`` and
+``joined_share`` make parts one: with L = log sum exp lse_i, out = sum exp(lse_i - L) * out_i. Backward takes the joined
+out and lse and needs no more.
 """
 
 from __future__ import annotations
@@ -26,6 +30,17 @@ LIBRARY.define(
     "attention(Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? seed, float dropout_p, bool is_causal, "
     "float? scale, bool enable_gqa, int op_id, int[] geometry, int[] rows) -> (Tensor, Tensor)"
 )
+LIBRARY.define(
+    "attention_block(Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? seed, float dropout_p, bool is_causal, "
+    "float? scale, bool enable_gqa, int op_id, int[] geometry, int[] rows, int[] columns) -> (Tensor, Tensor)"
+)
+LIBRARY.define(
+    "attention_block_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor out, Tensor lse, "
+    "Tensor? seed, float dropout_p, bool is_causal, float? scale, bool enable_gqa, int op_id, int[] geometry, "
+    "int[] rows, bool mask_needs_grad, int[] columns) -> (Tensor, Tensor, Tensor, Tensor)"
+)
+LIBRARY.define("key_share(Tensor lse, Tensor top) -> Tensor")
+LIBRARY.define("joined_share(Tensor out, Tensor lse, Tensor top, Tensor total) -> (Tensor, Tensor)")
 LIBRARY.define(
     "attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor out, Tensor lse, Tensor? seed, "
     "float dropout_p, bool is_causal, float? scale, bool enable_gqa, int op_id, int[] geometry, int[] rows, "
@@ -62,15 +77,22 @@ def masked_scores(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, sc
 
 
 def placed_mask(
-    q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, rows: Sequence[int]
+    q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, rows: Sequence[int], columns: Sequence[int]
 ) -> tuple[Tensor | None, bool]:
-    """(mask, is_causal) with a causal mask over part of the rows written out."""
-    if not (is_causal and rows):
+    """(mask, is_causal) with a causal mask over part of the rows or columns written out."""
+    if not (is_causal and (rows or columns)):
         return mask, is_causal
-    allowed = torch.arange(k.shape[2], device=q.device) <= linear_index(rows, q.device)[:, None]
+    row = linear_index(rows, q.device) if rows else torch.arange(q.shape[2], device=q.device)
+    column = linear_index(columns, q.device) if columns else torch.arange(k.shape[2], device=q.device)
+    allowed = column <= row[:, None]
     if mask is None:
         return allowed[None, None], False
     return (mask & allowed if mask.dtype == torch.bool else mask.masked_fill(~allowed, -math.inf)), False
+
+
+def rows_without_keys(mask: Tensor) -> Tensor:
+    """Rows all of whose keys are masked, in the shape of ``mask`` without its last dim."""
+    return ~mask.any(-1) if mask.dtype == torch.bool else (mask == -math.inf).all(-1)
 
 
 def kept(scores: Tensor, seed: Tensor | None, dropout_p: float, op_id: int, geometry: Sequence[int]) -> Tensor | None:
@@ -120,15 +142,18 @@ def attention(
     op_id: int,
     geometry: Sequence[int],
     rows: Sequence[int],
+    columns: Sequence[int] = (),
 ) -> tuple[Tensor, Tensor]:
     """(out, lse); see the module's docstring."""
     factor = scale_of(q, scale)
-    mask, is_causal = placed_mask(q, k, mask, is_causal, rows)
+    mask, is_causal = placed_mask(q, k, mask, is_causal, rows, columns)
     if fused_applies(q, k, v, dropout_p):
         fq, fk, fv, fmask = fused_operands(q, k, v, mask)
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             fq, fk, fv, 0.0, is_causal, attn_mask=fmask, scale=factor
         )
+        if mask is not None:  # the kernel says 0 of a row whose keys are all masked
+            lse = lse.masked_fill(rows_without_keys(mask), -math.inf)
         return out.contiguous(), lse.contiguous()
     scores = masked_scores(q, k, mask, is_causal, factor)
     if scores.shape[-1] == 0:
@@ -165,11 +190,12 @@ def attention_backward(
     geometry: Sequence[int],
     rows: Sequence[int],
     mask_needs_grad: bool,
+    columns: Sequence[int] = (),
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of (q, k, v, mask) from that of ``out``; the last is empty unless ``mask_needs_grad``."""
     factor = scale_of(q, scale)
     given = mask
-    mask, is_causal = placed_mask(q, k, mask, is_causal, rows)
+    mask, is_causal = placed_mask(q, k, mask, is_causal, rows, columns)
     if fused_applies(q, k, v, dropout_p) and not mask_needs_grad:
         fq, fk, fv, fmask = fused_operands(q, k, v, mask)
         # a row whose keys are all masked has lse = -inf; the kernel would form -inf - -inf there
@@ -198,6 +224,18 @@ def attention_backward(
     return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dmask
 
 
+def key_share(lse: Tensor, top: Tensor) -> Tensor:
+    """``exp(lse - top)``, 0 where no key of this part counts; ``top`` is the largest of all parts."""
+    return torch.exp(lse - top.masked_fill(top == -math.inf, 0.0))
+
+
+def joined_share(out: Tensor, lse: Tensor, top: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
+    """(this part's summand of the whole ``out``, lse of the whole); ``total``: the sum of all parts' ``key_share``."""
+    whole = top + total.log()
+    share = torch.exp(lse - whole.masked_fill(whole == -math.inf, 0.0))
+    return (out.to(share.dtype) * share.unsqueeze(-1)).to(out.dtype), whole
+
+
 def _attention_shape(q: Tensor, k: Tensor, v: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     return q.new_empty(*q.shape[:-1], v.shape[-1]), q.new_empty(q.shape[:-1], dtype=wide(q.dtype))
 
@@ -205,7 +243,8 @@ def _attention_shape(q: Tensor, k: Tensor, v: Tensor, *_: object) -> tuple[Tenso
 def _attention_backward_shape(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *rest: object
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    dmask = mask.new_empty(mask.shape) if rest[-1] and mask is not None else q.new_empty(0)
+    needs = rest[10]  # mask_needs_grad
+    dmask = mask.new_empty(mask.shape) if needs and mask is not None else q.new_empty(0)
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), dmask
 
 
@@ -227,6 +266,12 @@ def _gradient(ctx: Any, grad: Tensor, grad_lse: Tensor | None) -> tuple:
 for _key in ("CPU", "CUDA"):
     LIBRARY.impl("attention", attention, _key)
     LIBRARY.impl("attention_backward", attention_backward, _key)
+    LIBRARY.impl("attention_block", attention, _key)
+    LIBRARY.impl("attention_block_backward", attention_backward, _key)
 torch.library.register_fake("fxpar::attention", _attention_shape, lib=LIBRARY)
 torch.library.register_fake("fxpar::attention_backward", _attention_backward_shape, lib=LIBRARY)
+torch.library.register_fake("fxpar::attention_block", _attention_shape, lib=LIBRARY)
+torch.library.register_fake("fxpar::attention_block_backward", _attention_backward_shape, lib=LIBRARY)
+LIBRARY.impl("key_share", key_share, "CompositeExplicitAutograd")
+LIBRARY.impl("joined_share", joined_share, "CompositeExplicitAutograd")
 torch.library.register_autograd("fxpar::attention", _gradient, setup_context=_save, lib=LIBRARY)

@@ -2,18 +2,23 @@
 
 Batch and heads are loops. With grouped heads ``h = (g rep)``: ``g`` is a loop of all, ``rep`` one of the queries alone
 (splitting it makes the gradients of k and v pending sums). The rows of ``q`` are a loop over whole keys and values
-(splitting it makes the gradients of k and v pending sums, too); a causal mask is told which rows it has. ``v`` is a
-loop of the values and the output. ``k`` and ``e`` stay whole: keys meet in the softmax, ``e`` is contracted before it.
+(splitting it makes the gradients of k and v pending sums, too); a causal mask is told which rows it has. The keys are
+a loop: every rank attends to its own, and the log-sum-exps of all (two small all-reduces) make the results summands of
+the whole; backward is local with the joined statistics, the gradient of q a pending sum. ``v`` is a loop of the values
+and the output. ``e`` stays whole: it is contracted before the softmax.
 """
 
 from __future__ import annotations
 
-from fxpar.plans.program import Arg
+from fxpar.plans.program import Arg, Ref
+from fxpar.rules.expansion import Emission
 from fxpar.rules.factor_rule import Block, Call, Factors, Group, Slot
 from fxpar.rules.groups import Region, loop, passes
 from fxpar.rules.ops import attention as attention_ops  # noqa: F401  registers the ops
 from fxpar.rules.registry import rule
 from fxpar.rules.tables.random import geometry
+
+KEYS = "keys"
 
 
 def head_parts(call: Call, q: int, k: int) -> tuple[int, int]:
@@ -36,6 +41,8 @@ def attention(call: Call) -> Factors:
     groups += loop(call, call.shape(q)[2], {q: 2, **_mask(call, mask, 2, 2)}, {0: 2, 1: 2})
     # the lse does not read v: it is the same on every rank
     groups += loop(call, call.shape(v)[3], {v: 3}, {0: 3})
+    keys = {k: 2, v: 2, **_mask(call, mask, 3, 3)}
+    groups += loop(call, call.shape(k)[2], keys, {}, contract={0: "sum"}, expands=KEYS)
     return Factors(groups, passes(call, "2>0"))
 
 
@@ -95,19 +102,36 @@ def attention_backward(call: Call) -> Factors:
         call, call.shape(q)[2], {**dict.fromkeys((grad, q, out, lse), 2), **m_in}, {0: 2, **m_out},
         contract={1: "sum", 2: "sum", **m_sum},
     )  # fmt: skip
+    m_in, m_out, m_sum = mask_parts(3, 3)
+    groups += loop(
+        call, call.shape(k)[2], {k: 2, v: 2, **m_in}, {1: 2, 2: 2, **m_out}, contract={0: "sum", **m_sum}
+    )
     return Factors(groups, passes(call, "0"))
 
 
 def local_attention(call: Call, block: Block) -> tuple[str, tuple[Arg, ...]]:
-    """Dropout draws by the place in the global [b, h, q, k] scores; a causal mask counts global rows."""
+    """Dropout draws by the place in the global [b, h, q, k] scores; a causal mask counts global rows and columns."""
     q, k = _operand(call, "q"), _operand(call, "k")
     changes: dict[str, Arg] = {}
     if call.arg("dropout_p"):
         changes["geometry"] = geometry((*block.inputs[q][:3], block.inputs[k][2]))
     if call.arg("is_causal") and any(d.length != d.size for d in block.inputs[q][2]):
         changes["rows"] = geometry((block.inputs[q][2],))
-    return call.op, call.with_args(**changes)
+    args = call.with_args(**changes)
+    if call.arg("is_causal") and any(d.length != d.size for d in block.inputs[k][2]):
+        return call.op.replace("attention", "attention_block", 1), (*args, geometry((block.inputs[k][2],)))
+    return call.op, args
 
 
-rule("fxpar::attention", attention, localise=local_attention, random=True)
+def split_keys(e: Emission) -> tuple[Ref | None, ...]:
+    """Attention to this rank's keys, weighed by its share of the whole sum of exponentials."""
+    op, args = local_attention(e.call, e.block)
+    out, lse = e.op(op, *args)
+    top = e.all_reduce(lse, "max", KEYS)
+    (share,) = e.op("fxpar.key_share.default", lse, top)
+    total = e.all_reduce(share, "sum", KEYS)
+    return e.op("fxpar.joined_share.default", out, lse, top, total)
+
+
+rule("fxpar::attention", attention, localise=local_attention, random=True, expand=split_keys)
 rule("fxpar::attention_backward", attention_backward, localise=local_attention, random=True)
