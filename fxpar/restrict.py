@@ -65,7 +65,11 @@ class Restriction:
     def _weights_only(
         self, index: int, choices: Sequence[JointChoice], axis: int
     ) -> Sequence[JointChoice]:
-        rest = [c for c in choices if not self._splits_batch(index, c.names[axis])]
+        # rows of a norm, keys and image rows in several steps are other parallelisms than that of weights
+        rest = [
+            c for c in choices
+            if not self._splits_batch(index, c.names[axis]) and not (c.expands and c.expands[axis])
+        ]
         cut = [
             c for c in rest
             if any(isinstance(c.inputs[o][axis], Shard) for o in self.weights.get(index, ()))
