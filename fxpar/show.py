@@ -9,7 +9,7 @@ from fxpar.layers import layer_key
 from fxpar.plans.errors import FxparError
 from fxpar.plans.layout import layout_text
 from fxpar.plans.mesh import Mesh
-from fxpar.plans.plan import NO_RULE, Candidate, Plan, Prediction
+from fxpar.plans.plan import NO_RULE, Candidate, Certificate, Plan, Prediction
 from fxpar.plans.program import Node
 from fxpar.plans.text import canonical_text
 from fxpar.splits import (
@@ -25,6 +25,8 @@ from fxpar.splits import (
 )
 
 GIB = 2**30
+MEMORY_UNIT = 2**16
+"""Bytes of the unit in which a proof prices memory."""
 
 
 def plan_facts(plan: Plan) -> dict[str, Any]:
@@ -40,10 +42,7 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
              "prediction": None if c.prediction is None else _facts(c.prediction)}
             for c in plan.candidates
         ],
-        "certificate": {
-            "status": plan.certificate.status, "cost_ns": plan.certificate.cost_ns,
-            "bound_ns": plan.certificate.bound_ns, "gap": plan.certificate.gap,
-        },
+        "certificate": certificate_facts(plan.certificate),
         "parameters": [{"names": k, "layout": lay, "count": n} for (k, lay), n in parameter_layouts(plan).items()],
         "work": dict(split_work(plan)),
         "splits": [
@@ -203,12 +202,50 @@ def plan_text(plan: Plan, *, full: bool = False) -> str:
         lines += table([head, *map(_candidate_row, plan.candidates)])
         lines += ["", *reasons(plan)]
     lines += [line for text in notes(plan) for line in ("", f"note: {text}")]
-    c = plan.certificate
-    lines += ["", f"certificate: {c.status}; cost of the priced problem {ms(c.cost_ns)}, "
-                  f"proven bound {ms(c.bound_ns)}, gap {c.gap:.2%}"]
+    lines += ["", *certificate_lines(plan.certificate)]
     if full:
         lines += ["", canonical_text(plan).rstrip()]
     return "\n".join(lines)
+
+
+def certificate_facts(c: Certificate) -> dict[str, Any]:
+    """The certificate as plain data; ns. ``memory_price``: what one more GiB per device saves at most, beyond the gap;
+    None where the plan holds no proof."""
+    price = memory_price(c)
+    return {
+        "status": c.status, "cost_ns": c.cost_ns, "bound_ns": c.bound_ns, "gap": c.gap,
+        "can_be_checked": c.proof is not None, "memory_binds": None if price is None else price > 0,
+        "memory_price_ns_per_gib": price, "any_overlap_bound_ns": None if c.overlap is None else c.overlap.bound_ns,
+    }
+
+
+def memory_price(c: Certificate) -> int | None:
+    """ns that one more GiB of memory per device saves at most, beyond the gap: the proof's bound falls by no more."""
+    if c.proof is None:
+        return None
+    numerator, denominator = c.proof.multiplier
+    return -(-numerator * (GIB // MEMORY_UNIT) // denominator)
+
+
+def certificate_lines(c: Certificate) -> list[str]:
+    """The certificate for people."""
+    lines = [f"certificate: {c.status}; cost of the priced problem {ms(c.cost_ns)}, "
+             f"proven bound {ms(c.bound_ns)}, gap {c.gap:.2%}"]
+    price = memory_price(c)
+    if price is None:
+        return lines
+    lines[0] += " (fxpar check --certificate counts it again)"
+    if c.status == "optimal" and c.gap:
+        lines.append("  the solver's exact search found nothing cheaper; what can be checked without it is the bound")
+    if price:
+        saved = ms(price + c.cost_ns - c.bound_ns)
+        lines.append(f"  memory binds: +1 GiB per device would save at most {saved} ({ms(price)} and the gap)")
+    else:
+        lines.append("  memory does not bind: more of it would save nothing beyond the gap")
+    if c.overlap is not None:
+        lines.append(f"  no schedule of any plan in this space can take less than {ms(c.overlap.bound_ns)}, "
+                     f"however well it overlaps (one stream of compute, one of communication)")
+    return lines
 
 
 def notes(plan: Plan) -> list[str]:

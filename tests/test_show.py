@@ -7,7 +7,20 @@ import pytest
 import torch
 
 from fxpar.plans.text import canonical_text
-from fxpar.show import gib, ms, parameter_layouts, plan_facts, plan_text, reasons, size, split_work, table
+from fxpar.show import (
+    certificate_facts,
+    certificate_lines,
+    gib,
+    memory_price,
+    ms,
+    parameter_layouts,
+    plan_facts,
+    plan_text,
+    reasons,
+    size,
+    split_work,
+    table,
+)
 from tests.compiled import decoder_plan, mlp_plan
 
 torch.set_num_threads(1)
@@ -57,6 +70,21 @@ def test_facts_are_json_and_complete():
     assert facts["certificate"]["bound_ns"] == plan.certificate.bound_ns
     assert sum(row["count"] for row in facts["parameters"]) == sum(p.kind == "parameter" for p in plan.program.inputs)
     assert facts["nodes"] == len(plan.program.nodes)
+
+
+def test_the_certificate_says_what_memory_is_worth_and_what_no_overlap_beats():
+    c = decoder_plan("2").certificate
+    facts = plan_facts(decoder_plan("2"))["certificate"]
+    assert facts["can_be_checked"] and not facts["memory_binds"] and facts["memory_price_ns_per_gib"] == 0
+    assert facts["any_overlap_bound_ns"] == c.overlap.bound_ns
+    text = "\n".join(certificate_lines(c))
+    assert "memory does not bind" in text and ms(c.overlap.bound_ns) in text and "check --certificate" in text
+    # 1 ns per 64 KiB unit is 2^14 ns per GiB
+    bound = replace(c, cost_ns=c.bound_ns + 1_000_000, status="feasible", proof=replace(c.proof, multiplier=(1000, 1)))
+    assert memory_price(bound) == 1000 * 2**14
+    assert "+1 GiB per device would save at most 17.38 ms (16.38 ms and the gap)" in "\n".join(certificate_lines(bound))
+    old = replace(c, proof=None, question=None, overlap=None)
+    assert len(certificate_lines(old)) == 1 and certificate_facts(old)["memory_binds"] is None
 
 
 def test_layers_are_counted_together():
