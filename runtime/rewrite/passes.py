@@ -11,8 +11,11 @@ from fxpar.runtime.rewrite.bucket import bucket_gathers, bucket_reductions
 from fxpar.runtime.rewrite.dead import remove_dead_steps
 from fxpar.runtime.rewrite.legality import check
 from fxpar.runtime.rewrite.localise import localise
+from fxpar.runtime.rewrite.prefetch import prefetch_gathers
 
-PASSES: tuple[Callable[[LocalProgram], LocalProgram], ...] = (remove_dead_steps, bucket_gathers, bucket_reductions)
+PASSES: tuple[Callable[[LocalProgram], LocalProgram], ...] = (
+    remove_dead_steps, bucket_gathers, bucket_reductions, prefetch_gathers,
+)
 
 
 def rewrite(program: Program, decisions: Decisions, coords: tuple[int, ...]) -> LocalProgram:
