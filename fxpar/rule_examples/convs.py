@@ -66,8 +66,8 @@ def image_rows(draw: Draw, op: str) -> Example:
     dims = draw.pick(1, 2, 2)
     groups = draw.pick(1, 1, 2)
     kernel, stride, padding, dilation = window(draw)
-    x = draw.real(draw.size(1, 2), groups * draw.size(1, 2), *(draw.size(7, 12) for _ in range(dims)))
-    w = draw.real(groups * draw.size(1, 2), x.shape[1] // groups, *(kernel for _ in range(dims)))
+    x = draw.real(draw.size(1, 2), groups * max(draw.size(1, 2), 1), *(draw.size(7, 12) for _ in range(dims)))
+    w = draw.real(groups * max(draw.size(1, 2), 1), x.shape[1] // groups, *(kernel for _ in range(dims)))
     bias = draw.real(w.shape[0]) if draw.chance() else None
     rest = ([stride] * dims, [padding] * dims, [dilation] * dims, False, [0] * dims, groups)
     if op == "convolution":

@@ -251,7 +251,7 @@ def judge(
         if any(h.dtype != want.dtype for h in held):
             return f"output {index} has dtype {held[0].dtype}, not {want.dtype}"
         allowed = max(tolerance, rounding(given.tensors, want))
-        least = cancelling(given.tensors) if allowed > NARROW else 0.0
+        least = cancelling(given.tensors) / (8 if allowed > FEW_BITS else 1) if allowed > DOUBLE else 0.0
         if not given.values:
             want, held = torch.zeros_like(want), [torch.zeros_like(h) for h in held]
         try:
@@ -263,14 +263,13 @@ def judge(
     return None
 
 
-NARROW = 0.01
-"""Tolerances above are those of dtypes of few bits."""
+DOUBLE, FEW_BITS = 1e-8, 0.01
+"""Tolerances above the first are those of dtypes narrower than double; above the second, of dtypes of few bits."""
 
 
 def cancelling(tensors: Sequence[Tensor]) -> float:
-    """Size that values of dtypes of few bits are compared at, at least: a sum of large terms may be small."""
-    largest = [float(t.abs().max()) for t in tensors if t.is_floating_point() and t.numel()]
-    return max(largest, default=0.0) / 8
+    """The largest operand: a sum of large terms may be small, and off by what the terms round."""
+    return max((float(t.abs().max()) for t in tensors if t.is_floating_point() and t.numel()), default=0.0)
 
 
 def rounding(tensors: Sequence[Tensor], out: Tensor) -> float:
