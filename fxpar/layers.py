@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from fxpar.plans.program import Program
 from fxpar.rules.choices import Site, site_of
 
+# Every problem of a search is made from the same program, and hashing one takes as long as tying it.
+_latest: dict[bool, tuple[Program, Classes]] = {}
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
@@ -37,6 +39,9 @@ def layer_key(path: str) -> str:
 
 def tie_layers(program: Program, *, tied: bool = True) -> Classes:
     """Classes of a program's nodes and inputs; every one its own class when not ``tied``."""
+    known = _latest.get(tied)
+    if known is not None and known[0] is program:
+        return known[1]
     sites = tuple(site_of(n, program) for n in program.nodes)
     ordinal: Counter[tuple[str, str]] = Counter()
     ids: dict[Hashable, int] = {}
@@ -51,4 +56,6 @@ def tie_layers(program: Program, *, tied: bool = True) -> Classes:
         key = (item.kind, layer_key(item.name), kind, dims, item.requires_grad) if tied else ("input", index)
         inputs.append(ids.setdefault(key, len(ids)))
     counts = Counter([*nodes, *inputs])
-    return Classes(tuple(nodes), tuple(inputs), tuple(counts[c] for c in range(len(ids))), sites)
+    classes = Classes(tuple(nodes), tuple(inputs), tuple(counts[c] for c in range(len(ids))), sites)
+    _latest[tied] = (program, classes)
+    return classes

@@ -30,6 +30,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.graph_module import _get_attr
 from torch.utils import _pytree as pytree
 from torch.utils._mode_utils import no_dispatch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
     "BufferAOTInput",
@@ -41,6 +42,7 @@ __all__ = [
     "PlainAOTInput",
     "PlainAOTOutput",
     "TangentAOTInput",
+    "TorchDispatchMode",
     "attribute",
     "dynamo_graph",
     "exported_graph",

@@ -13,10 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxpar.capture import adapter
-from fxpar.capture.adapter import FakeTensor, no_dispatch
+from fxpar.capture.adapter import FakeTensor, TorchDispatchMode, no_dispatch
 from fxpar.capture.call import Call
 from fxpar.capture.ctc_calls import ctc_intercepted
 from fxpar.capture.lower import tensor_type
