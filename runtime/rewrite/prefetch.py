@@ -61,7 +61,7 @@ class _Phase:
                     heapq.heappush(self.ready, position)
 
     def run(self) -> list[AnyStep]:
-        for position, step in enumerate(self.steps):
+        for position in range(len(self.steps)):
             while self.fresh:
                 heapq.heappush(self.ready, self.fresh.pop())
             while self.ready and self._fits(self.ready[0]):
