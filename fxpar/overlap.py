@@ -23,7 +23,7 @@ from fxpar.solver.prove import prove
 
 QUARTERS = 4
 #: Sweeps of message passing for one mixture.
-SWEEPS = 60
+SWEEPS = 25
 
 
 @dataclass(frozen=True, eq=False)
