@@ -6,8 +6,11 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from fxpar.plans.program import Ref
 from fxpar.rules import choices, registry
+from fxpar.rules.expansion import Emission
 from fxpar.rules.factor_rule import Call, Factors, Group, Linear, Rule, Slot
+from fxpar.rules.localise import expansion_of
 
 Change = Callable[[Call, Factors], Factors]
 
@@ -89,10 +92,49 @@ CHANGES: dict[str, Change] = {
 }
 
 
+def _without_reductions(rule: Rule) -> Rule:
+    """Claim that what ranks find out about their own pieces is true of the whole."""
+    expand = rule.expand
+
+    def change(emission: Emission) -> tuple[Ref | None, ...]:
+        emission.all_reduce = lambda value, reduce, word: value  # type: ignore[method-assign]
+        assert expand is not None
+        return expand(emission)
+
+    return replace(rule, expand=change)
+
+
+def _in_one_step(rule: Rule) -> Rule:
+    """Claim that a local call does where several steps are needed."""
+
+    def plain(call: Call) -> Factors:
+        factors = rule.factors(call)
+        return replace(factors, groups=tuple(replace(g, expands="") for g in factors.groups))
+
+    return replace(rule, factors=plain)
+
+
+STEPS: dict[str, Callable[[Rule], Rule]] = {
+    "nothing is reduced on the way": _without_reductions,
+    "one local call does": _in_one_step,
+    "any axes may split in steps": lambda rule: replace(rule, offers=None),
+}
+"""Mutants of how a choice expands."""
+
+
+def _steps_differ(rule: Rule, label: str, call: Call) -> bool:
+    expanding = any(g.expands for g in rule.factors(call).groups)
+    if label == "nothing is reduced on the way":
+        return expanding and rule.offers is None  # what is offered only at times exchanges pieces, not statistics
+    return expanding and (rule.offers is not None or label != "any axes may split in steps")
+
+
 def changed(rule: Rule, label: str) -> Rule:
     """The mutant of a rule."""
     if label == "the local call is the global one":
         return replace(rule, localise=None)
+    if label in STEPS:
+        return STEPS[label](rule)
     change = CHANGES[label]
     return replace(rule, factors=lambda call: change(call, rule.factors(call)))
 
@@ -101,6 +143,8 @@ def differs(rule: Rule, label: str, call: Call) -> bool:
     """True when the mutant claims something of this call that the rule does not."""
     if label == "the local call is the global one":
         return rule.localise is not None
+    if label in STEPS:
+        return _steps_differ(rule, label, call)
     before = rule.factors(call)
     after = CHANGES[label](call, before)
     return bool(offered(call, after) - offered(call, before))
@@ -112,13 +156,15 @@ def offered(call: Call, factors: Factors) -> set[Group | Linear]:
     return loops | {entry for entry in factors.linear if choices.keeps_sums(call, entry)}
 
 
-LABELS = (*CHANGES, "the local call is the global one")
+LABELS = (*CHANGES, *STEPS, "the local call is the global one")
 
 
 @contextlib.contextmanager
 def in_force(rule: Rule) -> Iterator[None]:
     """The registry with this rule in place of the declared one of its op."""
-    caches = (choices.call_factors, choices.factors_on_atoms, choices.axis_choices, choices.joint_choices)
+    caches = (
+        choices.call_factors, choices.factors_on_atoms, choices.axis_choices, choices.joint_choices, expansion_of,
+    )  # fmt: skip
     declared = registry._RULES[rule.op]
     registry._RULES[rule.op] = rule
     for cache in caches:

@@ -20,7 +20,8 @@ OPS = (
     "embedding_dense_backward", "convolution", "convolution_backward", "view", "expand", "repeat", "select.int",
     "slice.Tensor", "slice_backward", "split.Tensor", "cat", "stack", "constant_pad_nd", "tril", "index.Tensor",
     "index_put", "gather", "scatter_add", "fxpar::attention", "fxpar::attention_backward", "fxpar::dropout",
-    "nll_loss_forward",
+    "nll_loss_forward", "argmax", "max.dim", "logsumexp", "linalg_vector_norm", "any.dim", "avg_pool2d",
+    "max_pool2d_with_indices", "max_pool2d_with_indices_backward",
 )  # fmt: skip
 
 # These kernels take empty pieces on a CPU; their rules refuse them all the same, as other kernels may not.

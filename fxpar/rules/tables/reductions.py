@@ -79,8 +79,8 @@ rule(
     reduction(),
 )  # fmt: skip
 
-rule(["any", "any.dim", "any.dims"], reduction("max", nonempty=True))
-rule(["all", "all.dim", "all.dims"], reduction("min", nonempty=True))
+rule(["any", "any.dim", "any.dims"], reduction("max"))
+rule(["all", "all.dim", "all.dims"], reduction("min"))
 rule("logsumexp", reduction(expands=ROW), expand=split_logsumexp)
 rule(["argmax", "argmin", "max.dim", "min.dim"], reduction(expands=PLACED), expand=split_extreme)
 
