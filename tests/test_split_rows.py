@@ -14,14 +14,18 @@ import torch
 from fxpar.compile import compile_model
 from fxpar.formulate import output_layouts
 from fxpar.model_source import ModelSource, load_model_source
+from fxpar.plans.layout import Layout
 from fxpar.plans.mesh import Mesh, parse_mesh
 from fxpar.plans.plan import Decisions, Plan
-from fxpar.plans.program import Program
-from fxpar.rules.choices import joint_choices, site_of
+from fxpar.plans.program import Program, node_inputs
+from fxpar.rules.choices import choice_by_names, joint_choices, site_of
 from fxpar.runtime.local import CollectiveStep
+from fxpar.runtime.rewrite.localise import localise
 from fxpar.runtime.rewrite.passes import rewrite
+from fxpar.simulate import local_step_ns
 from fxpar.stored import stored_layouts
 from fxpar.verify import verify_plan
+from tests.compiled import prices
 
 torch.set_num_threads(1)
 MODELS = Path(__file__).parent / "models"
@@ -95,3 +99,36 @@ def test_rows_of_images_travel_between_neighbours_only() -> None:
     local = rewrite(plan.program, plan.decisions, (1,))
     kinds = [s.kind for s in local.steps if isinstance(s, CollectiveStep)]
     assert "halo" in kinds and "halo_sum" in kinds
+
+
+@pytest.mark.parametrize("mesh", ["2", "2x2"])
+@pytest.mark.parametrize("name", SPLIT)
+def test_steps_cost_what_the_rewritten_program_takes(name: str, mesh: str) -> None:
+    """Before bucketing: prices of nodes and of reshards (each once) are the times of all steps of rank 0."""
+    plan, _ = split_plan(name, mesh, 3)
+    program, decisions, priced = plan.program, plan.decisions, prices(mesh)
+    local = localise(program, decisions, (0,) * len(decisions.mesh.axes))
+    taken = sum(
+        priced.collective_ns(s.kind, s.axis, s.bytes) if isinstance(s, CollectiveStep)
+        else local_step_ns(s, local, priced)
+        for s in local.steps
+    )
+    made = {i.value: lay for i, lay in zip(program.inputs, decisions.inputs, strict=True)}
+    wanted: dict[tuple[int, Layout, str], int] = {}
+    said = 0
+    for node, names in zip(program.nodes, decisions.choices, strict=True):
+        site = site_of(node, program)
+        choice = choice_by_names(site, names, decisions.mesh)
+        assert choice is not None
+        said += priced.op_ns(site, choice)
+        for value, want in zip(node_inputs(node), choice.inputs, strict=True):
+            wanted[value, want, node.phase] = priced.reshard_ns(
+                made[value], want, program.dims[value], program.types[value]
+            )
+        made.update((v, lay) for v, lay in zip(node.outputs, choice.outputs, strict=True) if v >= 0)
+    phase = {v: node.phase for node in program.nodes for v in node.outputs}
+    for output, want in zip(program.outputs, decisions.outputs, strict=True):
+        value = output.value
+        when = "backward" if output.kind == "gradient" else phase.get(value, "forward")
+        wanted[value, want, when] = priced.reshard_ns(made[value], want, program.dims[value], program.types[value])
+    assert taken == said + sum(wanted.values())
