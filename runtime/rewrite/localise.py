@@ -156,7 +156,8 @@ class _Localiser:
         # sizes are those of the rank that holds most, on all ranks alike
         largest = expansion_of(site, choice, self.mesh, (0,) * len(self.coords))
         known = dict(enumerate(operands))
-        known |= {v: local for v, local in zip(expansion.outputs, outputs, strict=True) if v >= 0}
+        # a result that nobody reads has no number: inner steps may still read it
+        known |= {v: local for v, local in zip(expansion.outputs, outputs, strict=True) if v >= 0 and local >= 0}
 
         def named(value: int) -> int:
             if value not in known:
