@@ -75,13 +75,19 @@ class Formulation:
         Where nothing wants a node's results, they count as dropped if that is offered, else as kept.
         """
         result: dict[int, int] = {}
-        wanted: Sequence[int] = ()
+        wanted: dict[int, int] = {}
         if self.modes:
-            wanted, _ = pinned_modes(self.program, decisions.recompute)
-        for index, (c, names) in enumerate(zip(self.classes.nodes, decisions.choices, strict=True)):
+            read, _ = pinned_modes(self.program, decisions.recompute)
+            for c, mode in zip(self.classes.nodes, read, strict=True):
+                # what the last layer drops, because nothing there wants it, the others may keep
+                if wanted.setdefault(c, mode) == DROPPED:
+                    wanted[c] = mode
+                elif mode not in (DROPPED, wanted[c]):
+                    return None
+        for c, names in zip(self.classes.nodes, decisions.choices, strict=True):
             found = [i for i, s in enumerate(self.node_states[c]) if s.names == names]
             if self.modes:
-                mode = wanted[index]
+                mode = wanted[c]
                 if mode == DROPPED and DROPPED not in self.modes[c]:
                     mode = KEPT
                 found = [i for i in found if self.modes[c][i] == mode]
