@@ -226,8 +226,9 @@ def formulate(
     edges: Counter[tuple[int, int, int, int, bool, Dims, TensorType]] = Counter()
     source = sources(program, classes)
     guarded = {classes.nodes[n] for n in reduced_early(program)}
+    listed = frozenset(recompute or ())
     for index, (node, c) in enumerate(zip(program.nodes, classes.nodes, strict=True)):
-        weight = 1 if recompute is None else times(modes.kinds[c], modes.pinned[index])
+        weight = times(modes.kinds[c], modes.pinned[index]) if index in listed else 1
         for operand, value in enumerate(node_inputs(node)):
             s = source[value]
             crossing = recompute is None and modes.crosses(value, index)
@@ -344,7 +345,9 @@ class _Modes:
         if maker is not None and self._late(u):
             return None  # backward to backward
         reader = None if self._late(v) else self.states[v]
-        return None if maker is None and reader is None else Pair(maker, reader, self.kinds[v], crossing)
+        if maker is None and reader is None:
+            return None
+        return Pair(maker, reader, self.kinds[v], crossing, self.kinds.get(u) == "hub")
 
     def _late(self, c: int) -> bool:
         return self.program.nodes[self.first[c]].phase == "backward"

@@ -12,7 +12,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 from fxpar.plans.program import Program
-from fxpar.rules.choices import Site, site_of
+from fxpar.rules.choices import Site, sites_of
 
 # Every problem of a search is made from the same program, and hashing one takes as long as tying it.
 _latest: dict[bool, tuple[Program, Classes]] = {}
@@ -42,7 +42,7 @@ def tie_layers(program: Program, *, tied: bool = True) -> Classes:
     known = _latest.get(tied)
     if known is not None and known[0] is program:
         return known[1]
-    sites = tuple(site_of(n, program) for n in program.nodes)
+    sites = sites_of(program)
     ordinal: Counter[tuple[str, str]] = Counter()
     ids: dict[Hashable, int] = {}
     nodes, inputs = [], []

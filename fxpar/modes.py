@@ -120,13 +120,15 @@ def crosses(program: Program, maker: int, reader: int) -> bool:
 class Pair:
     """The modes at both ends of an edge, state by state.
 
-    ``maker`` is None for a program input (always there), ``reader`` None for a backward node.
+    ``maker`` is None for a program input (always there), ``reader`` None for a backward node. ``kind`` is the reader's;
+    ``of_hub``: the maker is a hub.
     """
 
     maker: tuple[int, ...] | None
     reader: tuple[int, ...] | None
     kind: Kind = "op"
     crossing: bool = False
+    of_hub: bool = False
 
     def apply(self, table: IntArray) -> IntArray:
         """``table`` [maker states, reader states] with repeated reshards counted twice and impossible pairs barred."""
@@ -141,7 +143,8 @@ class Pair:
                 allowed = (reader != AGAIN) | there | remade
             case "view":
                 # a kept view of a resharded copy would keep the copy
-                allowed = np.where(reader == KEPT, there & (table == 0), (reader == DROPPED) | there | remade)
+                kept = there & (table == 0) & (not self.of_hub)
+                allowed = np.where(reader == KEPT, kept, (reader == DROPPED) | there | remade)
             case "hub":
                 allowed = np.where(reader == KEPT, there, (reader == DROPPED) | remade)
         doubled = (reader == AGAIN) | (reader == KEPT) if self.kind == "hub" else reader == AGAIN

@@ -173,38 +173,49 @@ class Search:
             return free, False
         auto = request.recompute == "auto"
         within = self.formulate(mesh, roles, sharded, request.budget_bytes, None) if auto else formulation
-        best = self._within(name, within, [*starts, free], ", with recomputation" if auto else "")
+        best = self._within(name, within, free, starts, ", with recomputation" if auto else "")
         return (best if best is not None and best.fits else _smaller(free, best)), True
 
-    def _within(self, name: str, formulation: Formulation, starts: Sequence[Found], what: str) -> Found | None:
+    def _within(
+        self, name: str, formulation: Formulation, free: Found, starts: Sequence[Found], what: str
+    ) -> Found | None:
         """The fastest plan that the simulator finds to fit, or the smallest found.
 
-        The problem's memory row knows no temporaries: what the simulator finds beyond it is taken off the budget.
+        The problem's memory row is not what the simulator counts: it knows no temporaries, takes all gradients as
+        there from the start, and rounds up. The difference found at one plan corrects the budget of the next.
         """
         limit = self.request.budget_bytes
-        budget, best = limit, None
+        budget, best = limit + max(free.counted - free.prediction.peak_bytes, 0), None
+        smallest_tried = False
         for _ in range(MEMORY_ROUNDS):
-            problem = replace(formulation.problem, budget=budget // MEMORY_UNIT)
-            formulation = replace(formulation, problem=problem)
-            found = self._solve(name, formulation, starts, what)
+            formulation = replace(formulation, problem=replace(formulation.problem, budget=budget // MEMORY_UNIT))
+            found, solution = self._attempt(name, formulation, [*starts, free], what)
             if found is None:
-                break
+                if best is not None or smallest_tried or solution.min_memory is None:
+                    break
+                # no assignment within the row: its smallest may still fit for the simulator
+                budget, smallest_tried = solution.min_memory * MEMORY_UNIT, True
+                continue
             best = found if best is None or _rank(found) < _rank(best) else best
             if found.fits:
                 break
-            beyond = found.prediction.peak_bytes - found.counted
-            budget = min(limit - beyond, budget - MEMORY_UNIT)
+            budget = min(limit - (found.prediction.peak_bytes - found.counted), budget - MEMORY_UNIT)
             if budget <= 0:
                 break
         return best
 
     def _solve(self, name: str, formulation: Formulation, starts: Sequence[Found], what: str) -> Found | None:
+        return self._attempt(name, formulation, starts, what)[0]
+
+    def _attempt(
+        self, name: str, formulation: Formulation, starts: Sequence[Found], what: str
+    ) -> tuple[Found | None, Solution]:
         mesh = formulation.mesh
         with self.request.progress(f"{name} on {mesh}{what}"):
             candidates = [a for s in starts if s.decisions.mesh.sizes == mesh.sizes
                           and (a := formulation.assignment(s.decisions)) is not None]
-            return self._solved(name, formulation, solve(formulation.problem, gap=self.request.gap,
-                                                         candidates=candidates))
+            solution = solve(formulation.problem, gap=self.request.gap, candidates=candidates)
+            return self._solved(name, formulation, solution), solution
 
     def _solved(self, name: str, formulation: Formulation, solution: Solution) -> Found | None:
         if solution.assignment is None or solution.cost is None:

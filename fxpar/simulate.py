@@ -12,13 +12,15 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 
 from fxpar.cost.compute import Work, compute_ns
 from fxpar.cost.op_work import TensorShape, tensor_bytes, work_of, workspace_bytes
 from fxpar.plans.plan import CollectiveTotal, Decisions, Prediction
-from fxpar.plans.program import Program, TensorType
+from fxpar.plans.program import Arg, Program, Ref, TensorType, map_refs
 from fxpar.prices import Prices
 from fxpar.rules.factor_rule import argument_names
 from fxpar.runtime.interpret import operator_of
@@ -46,7 +48,7 @@ class Timeline:
 
 def simulate(program: Program, decisions: Decisions, prices: Prices, optimizer_bytes: OptimizerBytes) -> Prediction:
     """Time and memory of one training step under the decisions."""
-    local = rewrite(program, decisions, (0,) * len(decisions.mesh.axes))
+    local = rewrite(program, decisions, (0,) * len(decisions.mesh.axes), every_pass=False)
     timeline = replay_time(local, prices)
     static = replay_static(program, local, optimizer_bytes)
     peak, activations = replay_memory(local, gradient_positions(program))
@@ -103,13 +105,22 @@ def local_step_ns(step: OpStep | LocalStep, local: LocalProgram, prices: Prices)
     if isinstance(step, LocalStep):
         kept = local.types[step.output]
         return compute_ns(prices.cluster.device, Work("memory", 0, 2 * _bytes(kept), kept.dtype))
-    names = argument_names(step.op)
-    work = work_of(
-        step.op,
-        [_shape(local.types[v]) for v in step.operands],
-        [None if v < 0 else _shape(local.types[v]) for v in step.outputs],
-        dict(zip(names, step.args, strict=True)),
-    )
+    operands = tuple(_shape(local.types[v]) for v in step.operands)
+    outputs = tuple(None if v < 0 else _shape(local.types[v]) for v in step.outputs)
+    plain = tuple(None if _refers(arg) else arg for arg in step.args)
+    return _op_ns(prices, step.op, operands, outputs, plain)
+
+
+def _refers(arg: Arg) -> bool:
+    return isinstance(arg, Ref) or (isinstance(arg, tuple) and any(map(_refers, arg)))
+
+
+@lru_cache(maxsize=100_000)
+def _op_ns(
+    prices: Prices, op: str, operands: tuple[TensorShape, ...], outputs: tuple[TensorShape | None, ...],
+    args: tuple[Arg, ...],
+) -> int:
+    work = work_of(op, operands, outputs, dict(zip(argument_names(op), args, strict=True)))
     return compute_ns(prices.cluster.device, work)
 
 
@@ -199,23 +210,23 @@ def storage_roots(local: LocalProgram) -> list[int]:
     What any other op makes counts as contiguous.
     """
     root = list(range(len(local.types)))
-    strided: dict[int, torch.Tensor] = {}
+    strided: dict[int, _Strided] = {}
 
-    def on_meta(value: int) -> torch.Tensor:
+    def laid_out(value: int) -> _Strided:
         if value not in strided:
             kind = local.types[value]
-            strided[value] = torch.empty(kind.shape, dtype=torch_dtype(kind.dtype), device="meta")
+            strided[value] = _Strided(kind.shape, _contiguous(kind.shape), kind.dtype)
         return strided[value]
 
     for step in local.steps:
         if isinstance(step, OpStep) and step.operands and _may_share(step, local):
-            positional, named = call_arguments(step.op, step.args, {v: on_meta(v) for v in step.operands}, META)
-            made = results(operator_of(step.op)(*positional, **named), len(step.outputs))
-            for value, tensor in zip(step.outputs, made, strict=True):
+            numbers: dict[int, Arg] = {v: Ref(i) for i, v in enumerate(step.operands)}
+            args = tuple(map_refs(arg, numbers) for arg in step.args)
+            made = _viewed(step.op, args, tuple(laid_out(v) for v in step.operands), len(step.outputs))
+            for value, (result, shares) in zip(step.outputs, made, strict=True):
                 if value >= 0:
-                    strided[value] = tensor
-                    # an op may return the very tensor it is given
-                    if tensor._is_view() or tensor is strided[step.operands[0]]:
+                    strided[value] = result
+                    if shares:
                         root[value] = root[step.operands[0]]
         elif isinstance(step, LocalStep) and _keeps_whole(step):
             root[step.output] = root[step.value]
@@ -223,6 +234,39 @@ def storage_roots(local: LocalProgram) -> list[int]:
             for value in step.outputs:  # one buffer for the whole bucket
                 root[value] = step.outputs[0]
     return root
+
+
+class _Strided(NamedTuple):
+    """How a tensor lies in its storage."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: str
+
+
+def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides = [1] * len(shape)
+    for dim in range(len(shape) - 2, -1, -1):
+        strides[dim] = strides[dim + 1] * max(shape[dim + 1], 1)
+    return tuple(strides)
+
+
+@lru_cache(maxsize=20_000)
+def _viewed(op: str, args: tuple[Arg, ...], operands: tuple[_Strided, ...], count: int) -> list[tuple[_Strided, bool]]:
+    """Per result of a view: how it lies, and whether it shares the first operand's storage."""
+    given = {
+        i: torch.empty_strided(t.shape, t.stride, dtype=torch_dtype(t.dtype), device="meta")
+        for i, t in enumerate(operands)
+    }
+    positional, named = call_arguments(op, args, given, META)
+    found = []
+    for tensor in results(operator_of(op)(*positional, **named), count):
+        # an op may return the very tensor it is given
+        shares = tensor is not None and (tensor._is_view() or tensor is given[0])
+        lies = operands[0] if tensor is None else _Strided(
+            tuple(tensor.shape), tuple(tensor.stride()), str(tensor.dtype).removeprefix("torch."))
+        found.append((lies, shares))
+    return found
 
 
 def _keeps_whole(step: LocalStep) -> bool:

@@ -48,7 +48,7 @@ def recount(program: Program, decisions: Decisions, priced: Prices, again: froze
     for index, (node, names) in enumerate(zip(program.nodes, decisions.choices, strict=True)):
         choice = choice_by_names(site_of(node, program), names, decisions.mesh)
         total += priced.op_ns(site_of(node, program), choice) * (1 + (index in again))
-        repeats = times(kind_of(node), modes[index])
+        repeats = times(kind_of(node), modes[index]) if index in decisions.recompute else 1
         for value, want in zip(node_inputs(node), choice.inputs, strict=True):
             total += repeats * priced.reshard_ns(made[value], want, program.dims[value], program.types[value])
         made.update((v, lay) for v, lay in zip(node.outputs, choice.outputs, strict=True) if v >= 0)

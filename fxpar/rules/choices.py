@@ -43,6 +43,17 @@ class Site:
     inputs: tuple[Dims, ...]
     outputs: tuple[Dims | None, ...]
 
+    def __hash__(self) -> int:
+        """Computed once: sites are deep and looked up for every node of every plan that is weighed."""
+        known = self.__dict__.get("_hash")
+        if known is None:
+            known = hash((self.call, self.inputs, self.outputs))
+            object.__setattr__(self, "_hash", known)
+        return int(known)
+
+    def __reduce__(self) -> tuple[type[Site], tuple[object, ...]]:
+        return Site, (self.call, self.inputs, self.outputs)  # a hash is of its own process
+
 
 @dataclass(frozen=True)
 class Factor:
@@ -73,6 +84,19 @@ def site_of(node: Node, program: Program) -> Site:
         tuple(program.dims[v] for v in node_inputs(node)),
         tuple(None if v < 0 else program.dims[v] for v in node.outputs),
     )
+
+
+# The latest program's: all plans of a search are of one program.
+_latest: list[tuple[Program, tuple[Site, ...]]] = []
+
+
+def sites_of(program: Program) -> tuple[Site, ...]:
+    """The sites of all nodes; equal ones are one object."""
+    if not _latest or _latest[0][0] is not program:
+        one: dict[Site, Site] = {}
+        sites = tuple(one.setdefault(site, site) for site in (site_of(node, program) for node in program.nodes))
+        _latest[:] = [(program, sites)]
+    return _latest[0][1]
 
 
 @lru_cache(maxsize=100_000)

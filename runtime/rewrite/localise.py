@@ -20,7 +20,7 @@ from fxpar.plans.mesh import Mesh
 from fxpar.plans.plan import Decisions
 from fxpar.plans.program import Arg, Node, Program, Ref, TensorType, map_refs, node_inputs
 from fxpar.plans.reshard import Step, reshard_steps
-from fxpar.rules.choices import JointChoice, Site, choice_by_names, site_of
+from fxpar.rules.choices import JointChoice, Site, choice_by_names, sites_of
 from fxpar.rules.expansion import Exchange, LocalOp
 from fxpar.rules.factor_rule import rebind
 from fxpar.rules.localise import expansion_of, local_call
@@ -72,6 +72,8 @@ class _Localiser:
         self.recomputed: dict[int, tuple[Layout, int]] = {}
         self.resharded: dict[tuple[int, Layout, Phase], int] = {}
         self.again = frozenset(decisions.recompute)
+        self.sites = sites_of(program)
+        self.calls: dict[tuple[Site, tuple[str, ...]], tuple[str, tuple[Arg, ...]]] = {}
         self.producer = {v: i for i, node in enumerate(program.nodes) for v in node.outputs if v >= 0}
 
     def run(self) -> LocalProgram:
@@ -121,7 +123,7 @@ class _Localiser:
     def node(self, index: int, phase: Phase, into: dict[int, tuple[Layout, int]]) -> None:
         """Emit the node; its results are entered in ``into``."""
         node = self.program.nodes[index]
-        site = site_of(node, self.program)
+        site = self.sites[index]
         choice = _joint(site, self.decisions.choices[index], self.mesh)
         if choice is None:
             raise PlanFileError(
@@ -141,7 +143,10 @@ class _Localiser:
         if choice.expands:
             self.expand(site, choice, operands, outputs, index, phase, repeated)
         else:
-            op, args = local_call(site, choice, self.mesh, self.coords)
+            key = (site, choice.names)
+            if key not in self.calls:
+                self.calls[key] = local_call(site, choice, self.mesh, self.coords)
+            op, args = self.calls[key]
             self.steps.append(OpStep(op, rebind(args, operands), operands, outputs, index, phase, repeated))
         for value, layout, local in zip(node.outputs, choice.outputs, outputs, strict=True):
             if value >= 0:

@@ -18,15 +18,19 @@ PASSES: tuple[Callable[[LocalProgram], LocalProgram], ...] = (
 )
 
 
-def rewrite(program: Program, decisions: Decisions, coords: tuple[int, ...]) -> LocalProgram:
+def rewrite(
+    program: Program, decisions: Decisions, coords: tuple[int, ...], *, every_pass: bool = True
+) -> LocalProgram:
     """What the rank at ``coords`` runs, forward and backward in one list (see ``partition`` for the cut).
+
+    ``every_pass``: legality is checked after each pass, else once at the end.
 
     Simulate, verify and the runtime all use this one function: the program that is priced is the one that runs.
 
     Raises:
         PlanFileError: the decisions do not fit the program.
     """
-    local = check(localise(program, decisions, coords))
+    local = localise(program, decisions, coords)
     for one in PASSES:
-        local = check(one(local))
-    return local
+        local = one(check(local) if every_pass else local)
+    return check(local)
