@@ -10,12 +10,18 @@ from hypothesis import strategies as st
 
 from fxpar.certificate import certificate_findings
 from fxpar.certify import certify, question_of
+from fxpar.compile import capture_program
+from fxpar.formulate import formulate
+from fxpar.model_source import load_model_source
 from fxpar.plans.codec import decode, encode
+from fxpar.plans.mesh import parse_mesh
 from fxpar.plans.plan import Plan
 from fxpar.priced_problem import formulate_again, formulate_question
+from fxpar.progress import silent
 from fxpar.solver.certificate import problem_digest
+from fxpar.solver.random_assignment import random_assignment
 from fxpar.solver.solve import solve
-from tests.compiled import decoder_plan, mlp_plan
+from tests.compiled import adamw, decoder_plan, mlp_plan, prices
 
 replace = msgspec.structs.replace
 PLANS = {
@@ -146,24 +152,33 @@ def test_the_problem_is_the_same_when_it_is_made_again():
 def test_where_memory_binds_its_price_is_in_the_proof():
     """The budget of the problem set to less than its best plan needs."""
     plan = decoder_plan("2")
-    formulation, prices = formulate_again(plan)
+    formulation, rates = formulate_again(plan)
     roomy = formulation.problem.memory(formulation.assignment(plan.decisions))
-    tight = formulate_question(plan.program, plan.decisions.mesh, prices, replace(
+    tight = formulate_question(plan.program, plan.decisions.mesh, rates, replace(
         plan.certificate.question, recompute_free=True, budget_units=0), ())
     least = solve(tight.problem).min_memory
     tight = dataclasses.replace(tight, problem=dataclasses.replace(tight.problem, budget=(least + roomy) // 2))
     found = solve(tight.problem, gap=0.0)
     decisions = tight.decisions(found.assignment)
     sizes = dict(zip((i.name for i in plan.program.inputs), plan.certificate.question.optimizer_bytes, strict=True))
-    question = question_of(tight, prices, ("",), None, None, lambda dtype, name: sizes[name])
-    made = certify(tight, decisions, prices, question, status="feasible", multiplier=found.multiplier)
+    question = question_of(tight, rates, ("",), None, None, lambda dtype, name: sizes[name])
+    made = certify(tight, decisions, rates, question, status="feasible", multiplier=found.multiplier)
     assert found.multiplier > 0 and made.proof.multiplier[0] > 0 and made.bound_ns <= made.cost_ns == found.cost
     assert not [p for p in problems(replace(plan, decisions=decisions, certificate=made)) if "step time" not in p]
     less = msgspec.structs.replace(question, budget_units=0)
     assert any("infeasible: they need" in p for p in problems(
-        replace(plan, decisions=decisions, certificate=replace(made, question=with_digest(plan, less, prices)))))
+        replace(plan, decisions=decisions, certificate=replace(made, question=with_digest(plan, less, rates)))))
 
 
-def with_digest(plan, question, prices):
-    again = formulate_question(plan.program, plan.decisions.mesh, prices, question, ())
+def with_digest(plan, question, rates):
+    again = formulate_question(plan.program, plan.decisions.mesh, rates, question, ())
     return replace(question, digest=problem_digest(again.problem))
+
+
+def test_decisions_are_read_back_where_the_last_layer_drops_what_the_others_keep(repository):
+    """Llama in bf16: nothing in backward wants the last residual, so its class reads as kept and as dropped."""
+    source = load_model_source(str(repository / "tests" / "models" / "llama.py"))
+    program, _ = capture_program(source, outputs=("loss",), precision="bf16", progress=silent)
+    form = formulate(program, parse_mesh("2"), prices("2"), budget_bytes=None, optimizer_bytes=adamw, recompute=None)
+    for seed in range(10):
+        assert form.assignment(form.decisions(random_assignment(form.problem, seed))) is not None
