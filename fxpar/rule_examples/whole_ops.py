@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from fxpar.rule_examples.draw import Draw, calls
+from fxpar.rules.ops.ctc import reached
 from fxpar.rules.soundness import Example, example, run_op
 
 
@@ -283,6 +286,8 @@ def ctc(draw: Draw) -> Example:
 def ctc_backward(draw: Draw) -> Example:
     call = ctc_call(draw, equal=False)
     value, alpha = torch.ops.aten._ctc_loss.Tensor(*call)
+    # torch leaves memory as it was where no path of a sample gets to
+    alpha = torch.where(reached(alpha, *call[2:]), alpha, -math.inf)
     return example("_ctc_loss_backward.Tensor", draw.real(*value.shape), *call, value, alpha, 0)
 
 
