@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fxpar.cost.op_work import TensorShape, tensor_bytes, work_of
@@ -10,6 +12,7 @@ from fxpar.names import Classes, batch_class, classes_of, names_of
 from fxpar.plans.layout import largest_size
 from fxpar.plans.plan import Decisions
 from fxpar.plans.program import Program, node_inputs
+from fxpar.rules.choices import Factor, factors_on_atoms, sites_of
 from fxpar.rules.factor_rule import argument_names
 
 HEAVY = frozenset({
@@ -62,20 +65,21 @@ def split_dims(program: Program, decisions: Decisions, named: Named) -> tuple[Sp
     found: dict[tuple[str, str], int] = defaultdict(int)
     sizes: dict[tuple[str, str], tuple[int, int]] = {}
     axes = decisions.mesh.axes
+    sites = sites_of(program)
     for index, (node, choice) in enumerate(zip(program.nodes, decisions.choices, strict=True)):
         if node.op not in HEAVY or node.phase != "forward":
             continue
         flops = _flops(program, index)
         total += flops
-        numbers = named.classes.of_factor[index]
-        per_axis = [{named.names[numbers[f]] for f in cut_factors(text)} for text in choice]
-        for axis, cut in zip(axes, per_axis, strict=True):
-            for name in cut:
-                size, pieces = 1, 1
-                for number in numbers:
-                    size *= named.classes.sizes[number] if named.names[number] == name else 1
-                for other, names in zip(axes, per_axis, strict=True):
-                    pieces *= other.size if name in names else 1
+        names = [named.names[number] for number in named.classes.of_factor[index]]
+        factors = factors_on_atoms(sites[index])
+        for axis, text in zip(axes, choice, strict=True):
+            for name in sorted({names[f] for f in cut_factors(text)}):
+                dim = _dim_of(factors, names, [f for f in cut_factors(text) if names[f] == name])
+                size = math.prod(factors[f].size for f in dim)
+                pieces = math.prod(
+                    other.size for other, cut in zip(axes, choice, strict=True) if not dim.isdisjoint(cut_factors(cut))
+                )
                 found[axis.name, name] += flops
                 sizes[axis.name, name] = max(sizes.get((axis.name, name), (0, 0)), (size, pieces))
     order = {axis.name: place for place, axis in enumerate(axes)}
@@ -83,6 +87,18 @@ def split_dims(program: Program, decisions: Decisions, named: Named) -> tuple[Sp
         SplitDim(axis, name, flops / max(total, 1), *sizes[axis, name])
         for (axis, name), flops in sorted(found.items(), key=lambda item: (order[item[0][0]], -item[1], item[0][1]))
     )
+
+
+def _dim_of(factors: Sequence[Factor], names: Sequence[str], cut: Sequence[int]) -> frozenset[int]:
+    """The cut factors with those of their name that lie in one dim of some tensor with them: all heads, be they split
+    by group or within one. The rows and the keys of attention are both the sequence, and two dims."""
+
+    def dims(f: int) -> set[tuple[int, int]]:
+        positions = (*factors[f].inputs, *factors[f].outputs)
+        return {(tensor, position[0]) for tensor, position in enumerate(positions) if position is not None}
+
+    together = set().union(*map(dims, cut))
+    return frozenset(f for f in range(len(factors)) if names[f] == names[cut[0]] and not together.isdisjoint(dims(f)))
 
 
 def _flops(program: Program, index: int) -> int:

@@ -51,12 +51,15 @@ def attention(heads: int = 4, shared: int = 4, **more: object) -> Example:
     return example("fxpar::attention", q, k, k, **{**rest, **more})
 
 
-def test_attention_splits_batch_heads_and_query_rows_but_neither_head_dim_nor_keys() -> None:
+def test_attention_splits_batch_heads_query_rows_and_keys_but_not_the_head_dim() -> None:
     found = choices(attention())
     assert with_inputs(found, Shard(0), Shard(0), Shard(0))
     assert with_inputs(found, Shard(1), Shard(1), Shard(1))
     assert with_inputs(found, Shard(2), REPLICATE, REPLICATE)
-    assert not any(Shard(3) in c.inputs[:2] or c.inputs[1] == Shard(2) for c in found)
+    assert not any(Shard(3) in c.inputs[:2] for c in found)
+    # parts of the keys need the statistics of all: never one local call, and what comes out is a summand
+    by_keys = [c for c in found if c.inputs[1] == Shard(2)]
+    assert by_keys and all(c.expands and c.outputs[0] == PARTIAL_SUM for c in by_keys)
 
 
 def test_grouped_heads_split_by_group_or_by_query_head_within_a_group() -> None:
