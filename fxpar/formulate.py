@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -272,6 +272,26 @@ def formulate(
         None if budget_bytes is None else budget_bytes // MEMORY_UNIT,
     )
     return Formulation(program, mesh, classes, node_states, input_states, problem, recompute or (), modes.states)
+
+
+def with_temporaries(formulation: Formulation, prices: Prices, values: Sequence[int]) -> Formulation:
+    """The formulation with the bytes of more values in the memory row: of those that are live at the same time.
+
+    Args:
+        values: program values, one entry per tensor; inputs are passed over.
+    """
+    program, classes = formulation.program, formulation.classes
+    source = sources(program, classes)
+    counts = Counter((source[v].owner, source[v].output, program.dims[v], program.types[v].dtype) for v in values)
+    memory = {c: formulation.problem.variables[c].memory.copy() for c, *_ in counts if c in formulation.node_states}
+    for (c, output, dims, dtype), count in counts.items():
+        if c in memory:
+            memory[c] += np.array([_units(count * prices.stored_bytes(s.outputs[output], dims, dtype))
+                                   for s in formulation.node_states[c]], np.int64)
+    variables = tuple(
+        replace(v, memory=memory[c]) if c in memory else v for c, v in enumerate(formulation.problem.variables)
+    )
+    return replace(formulation, problem=replace(formulation.problem, variables=variables))
 
 
 def _units(size: int) -> int:

@@ -7,13 +7,15 @@ than plain data parallel, ZeRO-3 or Megatron tensor parallel under the same cost
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from fxpar.certify import certify, question_of
-from fxpar.formulate import MEMORY_UNIT, Formulation, formulate, output_layouts
+from fxpar.formulate import MEMORY_UNIT, Formulation, formulate, output_layouts, with_temporaries
 from fxpar.layers import tie_layers
+from fxpar.modes import DROPPED, pinned_modes
 from fxpar.names import batch_class, classes_of
 from fxpar.plans.errors import Infeasible
 from fxpar.plans.mesh import Axis, Mesh
@@ -24,15 +26,16 @@ from fxpar.progress import Progress
 from fxpar.recompute import recompute_nodes
 from fxpar.restrict import Restriction, roles_of, weight_operands, weight_values
 from fxpar.rules.choices import joint_choices
+from fxpar.runtime.rewrite.passes import rewrite
 from fxpar.show import gib
-from fxpar.simulate import OptimizerBytes, simulate
+from fxpar.simulate import OptimizerBytes, gradient_positions, simulate, values_at_peak
 from fxpar.solver.solution import Solution
 from fxpar.solver.solve import solve
 from fxpar.stored import stored_layouts
 
 # solved again with a smaller budget at most this often when the simulator finds more memory in use than the problem
 # knows of (gathered copies, temporaries)
-MEMORY_ROUNDS = 4
+MEMORY_ROUNDS = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,27 +185,63 @@ class Search:
         """The fastest plan that the simulator finds to fit, or the smallest found.
 
         The problem's memory row is not what the simulator counts: it knows no temporaries, takes all gradients as
-        there from the start, and rounds up. The difference found at one plan corrects the budget of the next.
+        there from the start, and rounds up. Temporaries that are live at the peak of a plan which does not fit enter
+        the row; what difference is left corrects the budget.
         """
         limit = self.request.budget_bytes
         budget, best = limit + max(free.counted - free.prediction.peak_bytes, 0), None
-        smallest_tried = False
+        prices = self.request.prices(formulation.mesh)
+        plain = replace(formulation, problem=replace(formulation.problem, budget=budget // MEMORY_UNIT))
+        charged: Counter[int] = Counter()
+        smallest_tried = loosened = False
+        multiplier: Fraction | None = None
         for _ in range(MEMORY_ROUNDS):
             formulation = replace(formulation, problem=replace(formulation.problem, budget=budget // MEMORY_UNIT))
             found, solution = self._attempt(name, formulation, [*starts, free], what)
             if found is None:
-                if best is not None or smallest_tried or solution.min_memory is None:
+                if smallest_tried or solution.min_memory is None:
                     break
-                # no assignment within the row: its smallest may still fit for the simulator
-                budget, smallest_tried = solution.min_memory * MEMORY_UNIT, True
+                # no assignment within the row, which may count more than the simulator: a little above its smallest
+                # (the smallest itself buys its last bytes at any price)
+                budget, smallest_tried = solution.min_memory * MEMORY_UNIT * 9 // 8, True
                 continue
+            assert solution.assignment is not None
+            # the bound is that of the problem without temporaries: it holds for all plans, and can be made again
+            multiplier = solution.multiplier if multiplier is None else multiplier
+            found = replace(found, formulation=plain, multiplier=multiplier)
             best = found if best is None or _rank(found) < _rank(best) else best
             if found.fits:
-                break
-            budget = min(limit - (found.prediction.peak_bytes - found.counted), budget - MEMORY_UNIT)
+                beyond = found.prediction.peak_bytes - found.counted
+                if loosened or not charged or limit - beyond <= budget:
+                    break
+                budget, loosened = limit - beyond, True  # the room that is left may buy time
+                continue
+            more = self._temporaries(formulation, found.decisions, solution.assignment) - charged
+            charged += more
+            formulation = with_temporaries(formulation, prices, sorted(more.elements()))
+            counted = formulation.problem.memory(solution.assignment) * MEMORY_UNIT
+            budget = limit - (found.prediction.peak_bytes - counted)
+            if not more:
+                budget = min(budget, found.counted - MEMORY_UNIT)
             if budget <= 0:
                 break
         return best
+
+    def _temporaries(
+        self, formulation: Formulation, decisions: Decisions, assignment: Sequence[int]
+    ) -> Counter[int]:
+        """Values live at the peak of a plan that the memory row does not count as kept or made again."""
+        program = self.request.program
+        local = rewrite(program, decisions, (0,) * len(decisions.mesh.axes), every_pass=False)
+        producer = {v: n for n, node in enumerate(program.nodes) for v in node.outputs if v >= 0}
+        if formulation.modes:
+            modes = [formulation.modes[c][assignment[c]] for c in formulation.classes.nodes]
+        else:
+            modes = list(pinned_modes(program, decisions.recompute)[0])
+        return Counter(
+            v for v in values_at_peak(local, gradient_positions(program))
+            if v in producer and (program.nodes[producer[v]].phase == "backward" or modes[producer[v]] == DROPPED)
+        )
 
     def _solve(self, name: str, formulation: Formulation, starts: Sequence[Found], what: str) -> Found | None:
         return self._attempt(name, formulation, starts, what)[0]
@@ -225,7 +264,6 @@ class Search:
         found = self.found(name, formulation.decisions(solution.assignment), certificate)
         return replace(found, counted=(solution.memory or 0) * MEMORY_UNIT, formulation=formulation,
                        multiplier=solution.multiplier)
-
 
     def certified(self, chosen: Found, own: Sequence[Found]) -> Certificate:
         """The certificate of the chosen plan: a hand-made one is held against the bound of the free problem of its

@@ -164,6 +164,18 @@ def gradient_positions(program: Program) -> tuple[int, ...]:
 def replay_memory(local: LocalProgram, gradients: tuple[int, ...]) -> tuple[int, int]:
     """(peak, activations) in bytes: the most that is live at once (inputs included), and the most of it that is
     neither a program input nor a gradient."""
+    peak, most_temporary, _ = _replay(local, gradients)
+    return peak, most_temporary
+
+
+def values_at_peak(local: LocalProgram, gradients: tuple[int, ...]) -> tuple[int, ...]:
+    """The program values whose storage is live at the peak, neither program inputs nor gradients; one entry for each
+    local tensor that holds one."""
+    return tuple(local.origins[v][0] for v in _replay(local, gradients)[2] if local.origins[v][0] >= 0)
+
+
+def _replay(local: LocalProgram, gradients: tuple[int, ...]) -> tuple[int, int, tuple[int, ...]]:
+    """(peak, activations, local values that own what is live at the peak and is no input or gradient)."""
     root = storage_roots(local)
     last: dict[int, int] = {}
     for index, step in enumerate(local.steps):
@@ -181,18 +193,23 @@ def replay_memory(local: LocalProgram, gradients: tuple[int, ...]) -> tuple[int,
             sizes[step.outputs[0]] = sum(sizes[v] for v in step.outputs)
     live = sum(sizes[v] for v in {root[v] for v in local.inputs})
     temporary = most_temporary = 0
-    peak = live
+    peak, at = live, -1
+    made: dict[int, int] = {}
     for index, step in enumerate(local.steps):
         for value in step.writes:
             if root[value] == value:
+                made[value] = index
                 live += sizes[value]
                 temporary += 0 if value in fixed else sizes[value]
         working = _workspace(step, local)
-        peak, most_temporary = max(peak, live + working), max(most_temporary, temporary + working)
+        if live + working > peak:
+            peak, at = live + working, index
+        most_temporary = max(most_temporary, temporary + working)
         for value in freed[index]:
             live -= sizes[value]
             temporary -= 0 if value in fixed else sizes[value]
-    return peak, most_temporary
+    there = tuple(v for v, start in made.items() if v not in fixed and start <= at <= last[v])
+    return peak, most_temporary, there
 
 
 def _workspace(step: OpStep | LocalStep | CollectiveStep, local: LocalProgram) -> int:
