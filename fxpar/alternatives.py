@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from fxpar.formulate import MEMORY_UNIT, Formulation, NodeFilter, formulate
 from fxpar.plans.errors import Infeasible
-from fxpar.plans.plan import Candidate, Decisions, Prediction
+from fxpar.plans.plan import Decisions, Prediction
 from fxpar.plans.program import Program
 from fxpar.prices import Prices
 from fxpar.progress import Progress
@@ -25,7 +25,7 @@ ROUNDS = 2
 def alternatives(
     program: Program, decisions: Decisions, named: Named, prices: Prices, budget_bytes: int,
     optimizer_bytes: OptimizerBytes, progress: Progress,
-) -> list[Candidate]:
+) -> list[tuple[str, Decisions]]:
     """For each dim of :data:`EXPLAINED` that the decisions split, the best plan found on the same mesh that does not.
 
     It recomputes what the decisions recompute. The node choices are solved again within the memory, or, where nothing
@@ -39,10 +39,7 @@ def alternatives(
         with progress(f"the same with {name} whole"):
             found = _solved(program, decisions, _keeping(name, named), prices, budget_bytes, optimizer_bytes)
         if found is not None and name not in {s.name for s in split_dims(program, found[0], named)}:
-            fits = found[1].peak_bytes <= budget_bytes
-            again = len(decisions.recompute)
-            note = f"recomputes {again} nodes" if again else ""
-            result.append(Candidate(keeps_whole(name), decisions.mesh, fits, found[1], note))
+            result.append((keeps_whole(name), found[0]))
     return result
 
 

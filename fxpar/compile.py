@@ -22,7 +22,7 @@ from fxpar.optimizer_state import optimizer_state_bytes
 from fxpar.plans.codec import program_digest
 from fxpar.plans.errors import FxparError, UnsupportedError
 from fxpar.plans.mesh import Mesh, parse_mesh
-from fxpar.plans.plan import NO_RULE, Candidate, Certificate, Fingerprint, Plan
+from fxpar.plans.plan import NO_RULE, Candidate, Certificate, Decisions, Fingerprint, Plan
 from fxpar.plans.program import Program
 from fxpar.precision import float32_inputs, inputs_in_bf16, parameters_in_bf16, with_float32_surface
 from fxpar.prices import Prices
@@ -143,14 +143,14 @@ def compile_model(
         request = Request(program, prices, budget, optimizer_bytes, source.batch_dim, gap, progress,
                           recompute or "auto")
         tried = (wanted,) if wanted is not None else natural_meshes(machine.nodes, machine.devices_per_node)
-        found, candidates = run_search(request, tried, pinned=pinned)
+        named = named_dims(program, source.batch_dim)
+
+        def others(chosen: Decisions) -> list[tuple[str, Decisions]]:
+            return alternatives(program, chosen, named, prices(chosen.mesh), budget, optimizer_bytes, progress)
+
+        found, candidates = run_search(request, tried, pinned=pinned, others=None if pinned else others)
         decisions, prediction = found.decisions, found.prediction
         certificate = replace_status(found.certificate, "pinned") if pinned else found.certificate
-    if random_choices is None and not pinned:
-        candidates += alternatives(
-            program, decisions, named_dims(program, source.batch_dim), prices(decisions.mesh), budget, optimizer_bytes,
-            progress,
-        )
     with progress("looking for ops without a rule"):
         whole = undeclared_ops(program, prices(decisions.mesh), decisions)
     for item in whole:

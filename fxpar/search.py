@@ -300,12 +300,19 @@ def _smaller(one: Found, other: Found | None) -> Found:
     return one if other is None or one.prediction.peak_bytes <= other.prediction.peak_bytes else other
 
 
-def run_search(request: Request, meshes: Sequence[Mesh], *, pinned: bool) -> tuple[Found, list[Candidate]]:
+Others = Callable[[Decisions], Sequence[tuple[str, Decisions]]]
+"""Named decisions on the same mesh to hold beside the chosen ones."""
+
+
+def run_search(
+    request: Request, meshes: Sequence[Mesh], *, pinned: bool, others: Others | None = None
+) -> tuple[Found, list[Candidate]]:
     """The plan to use and every candidate that was compared (the chosen one first).
 
     Args:
         meshes: tried in turn.
         pinned: the user named the axes: only plans that obey the names are chosen, the others are shown beside.
+        others: further decisions to compare the fastest with; a faster one that fits is chosen.
 
     Raises:
         Infeasible: nothing fits the memory.
@@ -321,9 +328,17 @@ def run_search(request: Request, meshes: Sequence[Mesh], *, pinned: bool) -> tup
     if not fitting:
         raise too_large(own + manual, request.budget_bytes)
     chosen = min(fitting, key=lambda f: f.prediction.step_ns)
-    others = [f for f in (*own, *manual) if f is not chosen]
+    beside = [f for f in (*own, *manual) if f is not chosen]
+    for name, decisions in others(chosen.decisions) if others is not None else ():
+        simulated = search.found(name, decisions, chosen.certificate)
+        found = replace(chosen, name=name, decisions=decisions, prediction=simulated.prediction, fits=simulated.fits)
+        if found.fits and found.prediction.step_ns < chosen.prediction.step_ns:
+            own = [f for f in own if f is not chosen]
+            chosen, found = replace(found, name=chosen.name), replace(chosen, name=f"not {name}")
+            own.append(chosen)
+        beside.append(found)
     chosen = replace(chosen, certificate=search.certified(chosen, own))
-    return chosen, [f.candidate() for f in (chosen, *others)]
+    return chosen, [f.candidate() for f in (chosen, *beside)]
 
 
 def _against(chosen: Found, basis: Found) -> Certificate:
