@@ -334,7 +334,7 @@ def run_search(
         found = replace(chosen, name=name, decisions=decisions, prediction=simulated.prediction, fits=simulated.fits)
         if found.fits and found.prediction.step_ns < chosen.prediction.step_ns:
             own = [f for f in own if f is not chosen]
-            chosen, found = replace(found, name=chosen.name), replace(chosen, name=f"not {name}")
+            chosen, found = replace(found, name=chosen.name), replace(chosen, name=f"other than {name}")
             own.append(chosen)
         beside.append(found)
     chosen = replace(chosen, certificate=search.certified(chosen, own))
