@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-import msgspec
 import torch
 from torch import nn
 
@@ -31,7 +30,7 @@ from fxpar.restrict import check_axis_names
 from fxpar.rule_coverage import MissingRuleWarning, undeclared_ops
 from fxpar.rules.fingerprint import rules_digest
 from fxpar.runtime.parameters import module_sources
-from fxpar.search import Request, natural_meshes, random_decisions, run_search
+from fxpar.search import Request, natural_meshes, random_decisions, replace_status, run_search
 from fxpar.simulate import simulate
 from fxpar.splits import BATCH_DIM, named_dims
 from fxpar.version import VERSION
@@ -150,6 +149,7 @@ def compile_model(
 
         found, candidates = run_search(request, tried, pinned=pinned, others=None if pinned else others)
         decisions, prediction = found.decisions, found.prediction
+        # a bound under axes that the user pinned holds under that pin only
         certificate = replace_status(found.certificate, "pinned") if pinned else found.certificate
     with progress("looking for ops without a rule"):
         whole = undeclared_ops(program, prices(decisions.mesh), decisions)
@@ -164,11 +164,6 @@ def compile_model(
                     *((f"{NO_RULE}{item.op}", item.text()) for item in whole)),
     )
     return CompileResult(plan)
-
-
-def replace_status(certificate: Certificate, status: str) -> Certificate:
-    """The certificate of a plan whose axes the user pinned: its bound holds under that pin only."""
-    return msgspec.structs.replace(certificate, status=status)
 
 
 def chosen_cluster(cluster: str | None, mesh: Mesh | None) -> Cluster:

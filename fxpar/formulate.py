@@ -18,7 +18,19 @@ from functools import cached_property
 import numpy as np
 
 from fxpar.layers import Classes, tie_layers
-from fxpar.modes import AGAIN, DROPPED, KEPT, Kind, Pair, kind_of, nodes_to_repeat, offered_modes, pinned_modes, times
+from fxpar.modes import (
+    AGAIN,
+    DROPPED,
+    KEPT,
+    Kind,
+    Pair,
+    crosses,
+    kind_of,
+    nodes_to_repeat,
+    offered_modes,
+    pinned_modes,
+    times,
+)
 from fxpar.plans.errors import Infeasible
 from fxpar.plans.layout import Dims, Layout, Partial, replicated
 from fxpar.plans.mesh import Mesh
@@ -354,7 +366,7 @@ class _Modes:
         nodes = self.program.nodes
         return (
             maker is not None and nodes[maker].phase == nodes[reader].phase == "forward"
-            and layer_of(nodes[maker].module) != layer_of(nodes[reader].module)
+            and crosses(self.program, maker, reader)
         )
 
     def pair(self, u: int, v: int, crossing: bool) -> Pair | None:

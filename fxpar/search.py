@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
+import msgspec
+
 from fxpar.certify import certify, question_of
 from fxpar.formulate import MEMORY_UNIT, Formulation, formulate, output_layouts, with_temporaries
 from fxpar.layers import tie_layers
@@ -208,7 +210,10 @@ class Search:
             assert solution.assignment is not None
             # the bound is that of the problem without temporaries: it holds for all plans, and can be made again
             multiplier = solution.multiplier if multiplier is None else multiplier
-            found = replace(found, formulation=plain, multiplier=multiplier)
+            certificate = found.certificate
+            if charged:  # the best of the problem with temporaries is not proven the best of this one
+                certificate = replace_status(certificate, "feasible")
+            found = replace(found, formulation=plain, multiplier=multiplier, certificate=certificate)
             best = found if best is None or _rank(found) < _rank(best) else best
             if found.fits:
                 beyond = found.prediction.peak_bytes - found.counted
@@ -291,6 +296,11 @@ class Search:
         return made if made is not None else _against(chosen, basis)
 
 
+def replace_status(certificate: Certificate, status: str) -> Certificate:
+    """The certificate with another status; its bound stays."""
+    return msgspec.structs.replace(certificate, status=status)
+
+
 def _rank(found: Found) -> tuple[bool, int]:
     """What fits comes first, the fastest of it; of what does not, the smallest."""
     return not found.fits, found.prediction.step_ns if found.fits else found.prediction.peak_bytes
@@ -330,15 +340,23 @@ def run_search(
     chosen = min(fitting, key=lambda f: f.prediction.step_ns)
     beside = [f for f in (*own, *manual) if f is not chosen]
     for name, decisions in others(chosen.decisions) if others is not None else ():
-        simulated = search.found(name, decisions, chosen.certificate)
-        found = replace(chosen, name=name, decisions=decisions, prediction=simulated.prediction, fits=simulated.fits)
-        if found.fits and found.prediction.step_ns < chosen.prediction.step_ns:
-            own = [f for f in own if f is not chosen]
-            chosen, found = replace(found, name=chosen.name), replace(chosen, name=f"other than {name}")
-            own.append(chosen)
+        found = search.found(name, decisions, chosen.certificate)
+        cost = None if chosen.formulation is None else cost_of(chosen.formulation, decisions)
+        if found.fits and found.prediction.step_ns < chosen.prediction.step_ns and cost is not None:
+            bound = min(chosen.certificate.bound_ns, cost)
+            faster = replace(chosen, decisions=decisions, prediction=found.prediction, certificate=Certificate(
+                "feasible", cost, bound, (cost - bound) / max(cost, 1)))
+            own = [faster if f is chosen else f for f in own]
+            chosen, found = faster, replace(chosen, name=f"other than {name}")
         beside.append(found)
     chosen = replace(chosen, certificate=search.certified(chosen, own))
     return chosen, [f.candidate() for f in (chosen, *beside)]
+
+
+def cost_of(formulation: Formulation, decisions: Decisions) -> int | None:
+    """ns of decisions in the priced problem, None when they are not among its assignments."""
+    assignment = formulation.assignment(decisions)
+    return None if assignment is None else formulation.problem.cost(assignment)
 
 
 def _against(chosen: Found, basis: Found) -> Certificate:
