@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from fxpar.plans.errors import FxparError
 
@@ -30,7 +31,7 @@ class RanksEnd:
     Attributes:
         code: the launcher's exit code, None when the time was up.
         messages: (rank, message) of every rank that failed.
-        log: the last lines that the launcher and the ranks wrote to stderr.
+        log: the last lines that the launcher and every rank wrote to stderr.
     """
 
     code: int | None
@@ -59,8 +60,12 @@ def run_ranks(
     """
     with tempfile.TemporaryDirectory(prefix="fxpar-ranks-") as folder:
         log = Path(folder) / "log"
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {}), FOLDER: folder}
+        command = [
+            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count),
+            "--redirects", "2", "--log-dir", f"{folder}/ranks",
+        ]  # fmt: skip
+        # a rank that dies of a signal leaves no message of its own: its threads' stacks are all there is to see
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1", **(env or {}), FOLDER: folder}
         with log.open("wb") as stream:
             process = subprocess.Popen(
                 [*command, *arguments], env=environment, cwd=cwd, stdin=subprocess.DEVNULL, stdout=stream,
@@ -78,8 +83,15 @@ def run_ranks(
             path = Path(folder) / f"rank{rank}"
             if path.exists():
                 messages.append((rank, path.read_text().removeprefix("fxpar: ")))
-        lines = log.read_text(errors="replace").splitlines()
-        return RanksEnd(code, tuple(messages), "\n".join(lines[-30:]))
+        lines = _last_lines(log, 30)
+        for path in sorted((Path(folder) / "ranks").glob("**/stderr.log")):
+            last = _last_lines(path, 30)
+            lines += [f"rank {path.parent.name} wrote:", *last] if last else []
+        return RanksEnd(code, tuple(messages), "\n".join(lines))
+
+
+def _last_lines(path: Path, count: int) -> list[str]:
+    return path.read_text(errors="replace").splitlines()[-count:]
 
 
 def stop_session(process: subprocess.Popen[bytes]) -> None:
@@ -105,3 +117,16 @@ def report_failure(run: Callable[[], None]) -> int:
         part.rename(part.with_suffix(""))
     print(message, file=sys.stderr)
     return 1
+
+
+def end_as_rank(run: Callable[[], None]) -> NoReturn:
+    """Run the body of a rank and end the process.
+
+    It ends without the interpreter's own end. A rank that failed must not wait there for the others. A rank that did
+    not must not be killed there: a thread of gloo may still hold the tensors of its last collective, and letting go of
+    them while the interpreter shuts down aborts the process (SIGABRT; pytorch/pytorch#179291).
+    """
+    code = report_failure(run)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

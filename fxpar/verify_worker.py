@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import sys
 from collections.abc import Iterator
 from datetime import timedelta
@@ -28,7 +27,7 @@ from fxpar.plans.codec import read_plan
 from fxpar.plans.errors import FxparError
 from fxpar.plans.layout import local_shape
 from fxpar.plans.plan import Plan
-from fxpar.ranks import report_failure
+from fxpar.ranks import end_as_rank
 from fxpar.reference import CLIP_NORM, DTYPES, buffers_of, built, train, widen
 from fxpar.runtime.interpret import torch_dtype
 from fxpar.runtime.model import ParallelModule, load
@@ -152,7 +151,4 @@ def digests(path: str, tree: Any) -> Iterator[tuple[str, str]]:
 
 
 if __name__ == "__main__":
-    code = report_failure(lambda: main(Path(sys.argv[1])))
-    sys.stdout.flush()
-    if code:
-        os._exit(code)  # no goodbye: the other ranks may wait in a collective that this one never joins
+    end_as_rank(lambda: main(Path(sys.argv[1])))

@@ -5,9 +5,9 @@ import time
 from fxpar.ranks import run_ranks
 
 WORKER = """
-import os, sys, time
+import atexit, os, sys, time
 from fxpar.plans.errors import FxparError
-from fxpar.ranks import report_failure
+from fxpar.ranks import end_as_rank
 
 def body():
     rank = int(os.environ["RANK"])
@@ -16,11 +16,14 @@ def body():
         raise FxparError("the inputs are wrong", numbers="on this rank")
     if sys.argv[1] == "odd" and rank == 1:
         raise KeyError("lost")
-    if sys.argv[1] in ("fail", "odd", "hang"):
+    if sys.argv[1] == "abort" and rank == 1:
+        os.abort()
+    if sys.argv[1] == "leave":
+        atexit.register(os.abort)  # what a thread that outlives the interpreter does to a process
+    if sys.argv[1] in ("fail", "odd", "hang", "abort"):
         time.sleep(120)
 
-code = report_failure(body)
-os._exit(code)
+end_as_rank(body)
 """
 
 
@@ -34,6 +37,15 @@ def test_ranks_that_end_well(tmp_path, repository):
     end = start(tmp_path, repository, "well")
     assert end.failures == () and end.code == 0
     assert [(tmp_path / rank).read_text() for rank in "01"] == ["1", "1"]
+
+
+def test_a_rank_that_did_its_work_is_not_killed_by_the_end_of_the_interpreter(tmp_path, repository):
+    assert start(tmp_path, repository, "leave").failures == ()
+
+
+def test_the_stacks_of_a_rank_that_dies_of_a_signal_are_shown(tmp_path, repository):
+    (failure,) = start(tmp_path, repository, "abort").failures
+    assert "rank 1 wrote:" in failure and "Fatal Python error: Aborted" in failure and "in body" in failure
 
 
 def test_one_rank_that_fails_stops_all_with_its_message(tmp_path, repository):

@@ -405,9 +405,7 @@ def ranks_arguments() -> Iterator[tuple[Path, Path]]:
 
 if __name__ == "__main__":
     for folder, path in ranks_arguments():
-        from fxpar.ranks import report_failure
+        from fxpar.ranks import end_as_rank
 
-        code = report_failure(lambda folder=folder, path=path: rank_main(folder, path))
-        sys.stdout.flush()
-        os._exit(code)
+        end_as_rank(lambda folder=folder, path=path: rank_main(folder, path))
     sys.exit(main())

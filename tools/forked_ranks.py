@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from fxpar.ranks import FOLDER, RanksEnd, report_failure
+from fxpar.ranks import FOLDER, RanksEnd, end_as_rank
 
 
 def forked_ranks(count: int, body: Callable[[], None], folder: Path, *, timeout: float) -> RanksEnd:
@@ -48,5 +48,5 @@ def fork_rank(rank: int, count: int, port: int, body: Callable[[], None], folder
             RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(count), MASTER_ADDR="127.0.0.1",
             MASTER_PORT=str(port), **{FOLDER: str(folder)},
         )  # fmt: skip
-        os._exit(report_failure(body))
+        end_as_rank(body)
     return child
