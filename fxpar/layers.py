@@ -1,7 +1,8 @@
 """Nodes and inputs of repeated layers, tied into classes that share one decision.
 
-``layers.0.mlp`` and ``layers.17.mlp`` have the same class when the node at the same place of the layer has the same
-op, arguments, shapes and logical dims. Tying is a constraint, never a claim: a tied plan is a plan.
+Nodes of ``layers.0.mlp`` and ``layers.17.mlp`` have the same class when they have the same op, arguments, shapes and
+logical dims, and as many such nodes come before them in their layer (what one layer computes for all of them does not
+shift the places of its other nodes). Tying is a constraint, never a claim: a tied plan is a plan.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ def tie_layers(program: Program, *, tied: bool = True) -> Classes:
     if known is not None and known[0] is program:
         return known[1]
     sites = sites_of(program)
-    ordinal: Counter[tuple[str, str]] = Counter()
+    ordinal: Counter[tuple[str, str, Site]] = Counter()
     ids: dict[Hashable, int] = {}
     nodes, inputs = [], []
     for index, (node, site) in enumerate(zip(program.nodes, sites, strict=True)):
-        place = (node.module, node.phase)
+        place = (node.module, node.phase, site)
         key: Hashable = (layer_key(node.module), node.phase, ordinal[place], site) if tied else index
         ordinal[place] += 1
         nodes.append(ids.setdefault(key, len(ids)))

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, fx
 
-from fxpar.capture.origin import origin
+from fxpar.capture.origin import origin, stack_of
 from fxpar.plans.errors import CaptureError
 from fxpar.plans.program import Arg, Constant, Dtype, Input, Node, Output, Program, Ref, TensorType, refs
 
@@ -139,8 +139,8 @@ class Lowering:
         if name in _READS_STRIDES:
             name, args = by_position(name, args, node.all_input_nodes[0].meta.get("val"), where)
         used = [value for arg in args for value in refs(arg)]
-        if not source_line and not module:
-            module, source_line = self.inherited(used)
+        if not stack_of(node.meta):
+            module, source_line = self.inherited(used, source_line)
         backward = str(node.meta.get("partitioner_tag", "")).endswith("backward") or any(v in self.late for v in used)
         outputs: list[int] = []
         for result in results:
@@ -155,9 +155,11 @@ class Lowering:
             Node(name, args, tuple(outputs), "backward" if backward else "forward", module, source_line)
         )
 
-    def inherited(self, used: Sequence[int]) -> tuple[str, str]:
-        """Nodes without a stack of their own (sums of gradients) belong where their operands do."""
-        return next((self.origins[value] for value in used if any(self.origins.get(value, ()))), ("", ""))
+    def inherited(self, used: Sequence[int], source_line: str) -> tuple[str, str]:
+        """Nodes without a module of their own (sums of gradients) belong where their last operand does: of several
+        gradients of one value, the one that is computed last comes from the same layer as the value."""
+        module, line = next((self.origins[v] for v in reversed(used) if any(self.origins.get(v, ()))), ("", ""))
+        return module, source_line or line
 
     def program(self, outputs: Sequence[Output], **rest: Any) -> Program:
         return Program(

@@ -43,7 +43,11 @@ def module_path(stack: dict[str, Any] | None, paths: dict[int, str]) -> str:
     return ""
 
 
+def stack_of(meta: dict[str, Any]) -> Any:
+    """The modules whose forward an FX node comes from, None where autograd made it on its own."""
+    return meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack")
+
+
 def origin(meta: dict[str, Any], paths: dict[int, str]) -> tuple[str, str]:
     """(module path, source line) of an FX node; empty where unknown."""
-    stack = meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack")
-    return module_path(stack, paths), user_line(meta.get("stack_trace") or "")
+    return module_path(stack_of(meta), paths), user_line(meta.get("stack_trace") or "")
