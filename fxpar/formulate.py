@@ -235,16 +235,19 @@ def formulate(
         memory[c] = classes.sizes[c] * np.array(
             [_units(_input_bytes(prices, lay, dims, kind, item.requires_grad, extra)) for lay in layouts], np.int64
         )
-    edges: Counter[tuple[int, int, int, int, bool, Dims, TensorType]] = Counter()
+    # a value that a node reads twice is brought into a layout once: one edge for all its operands
+    edges: Counter[tuple[int, int, int, tuple[int, ...], bool, Dims, TensorType]] = Counter()
     source = sources(program, classes)
     guarded = {classes.nodes[n] for n in reduced_early(program)}
     listed = frozenset(recompute or ())
     for index, (node, c) in enumerate(zip(program.nodes, classes.nodes, strict=True)):
         weight = times(modes.kinds[c], modes.pinned[index]) if index in listed else 1
-        for operand, value in enumerate(node_inputs(node)):
+        reads = node_inputs(node)
+        for value in dict.fromkeys(reads):
             s = source[value]
+            operands = tuple(o for o, v in enumerate(reads) if v == value)
             crossing = recompute is None and modes.crosses(value, index)
-            edges[s.owner, s.output, c, operand, crossing, program.dims[value], program.types[value]] += weight
+            edges[s.owner, s.output, c, operands, crossing, program.dims[value], program.types[value]] += weight
     _add_activations(program, modes, prices, source, node_states, memory)
     owner_of = {i.name: c for i, c in zip(program.inputs, classes.inputs, strict=True)
                 if i.kind in ("parameter", "buffer")}
@@ -258,26 +261,27 @@ def formulate(
         return layouts_out[c, output]
 
     whole = replicated(mesh)
-    builder = _Tables(prices)
+    builder = _Tables()
     for output in program.outputs:
         s = source[output.value]
         dims, kind = program.dims[output.value], program.types[output.value]
         if output.kind in ("gradient", "buffer"):
-            edges[s.owner, s.output, owner_of[output.name], -1, False, dims, kind] += 1
+            edges[s.owner, s.output, owner_of[output.name], (), False, dims, kind] += 1
         else:
-            costs[s.owner] = costs[s.owner] + builder.matrix(out_layouts(s.owner, s.output), (whole,), dims, kind)[:, 0]
+            left = builder.matrix(out_layouts(s.owner, s.output), (whole,), dims, kind, prices.reshard_ns)
+            costs[s.owner] = costs[s.owner] + left[:, 0]
     result_edges = []
-    for (u, o, v, operand, crossing, dims, kind), weight in edges.items():
-        wanted = input_states[v] if operand < 0 else tuple(s.inputs[operand] for s in node_states[v])
-        pair = None if operand < 0 else modes.pair(u, v, crossing)
-        flags = _Flags(operand < 0, v in guarded and kind.dtype == COMPUTE, pair)
+    for (u, o, v, operands, crossing, dims, kind), weight in edges.items():
+        wanted = tuple(tuple(s.inputs[i] for s in node_states[v]) for i in operands) or (input_states[v],)
+        price = prices.gradient_ns if not operands else prices.input_ns if u in input_states else prices.reshard_ns
+        pair = modes.pair(u, v, crossing) if operands else None
         if u == v:
-            own = builder.matrix(out_layouts(u, o), wanted, dims, kind)
+            own = builder.joint_matrix(out_layouts(u, o), wanted, dims, kind, price)
             own = np.diagonal(own if pair is None else pair.apply(own))
             costs[u] = np.where((own >= FORBIDDEN) | (costs[u] >= FORBIDDEN), FORBIDDEN, costs[u] + weight * own)
         else:
-            table = builder.table(out_layouts(u, o), wanted, dims, kind, flags)
-            result_edges.append(Edge(u, v, table, weight))
+            flags = _Flags(price, v in guarded and kind.dtype == COMPUTE, pair)
+            result_edges.append(Edge(u, v, builder.table(out_layouts(u, o), wanted, dims, kind, flags), weight))
     problem = Problem(
         tuple(Variable(n, np.ascontiguousarray(c), m) for n, c, m in zip(names, costs, memory, strict=True)),
         tuple(result_edges), tuple(builder.tables),
@@ -421,12 +425,16 @@ def _add_activations(
                 memory[c][i] += _units(size if mode == KEPT else -(-size // modes.layers[c]))
 
 
+Price = Callable[[Layout, Layout, Dims, TensorType], int]
+"""ns of a reshard: one of the methods of Prices."""
+
+
 @dataclass(frozen=True)
 class _Flags:
-    """``gradient``: the edge leads to the parameter of a gradient; ``keep_sums``: pending sums may not be reduced;
-    ``pair``: the modes at both ends, where they matter."""
+    """``price``: what a reshard on the edge costs; ``keep_sums``: pending sums may not be reduced; ``pair``: the modes
+    at both ends, where they matter."""
 
-    gradient: bool = False
+    price: Price
     keep_sums: bool = False
     pair: Pair | None = None
 
@@ -434,35 +442,46 @@ class _Flags:
 class _Tables:
     """Reshard tables, each distinct one once."""
 
-    def __init__(self, prices: Prices) -> None:
-        self.prices = prices
+    def __init__(self) -> None:
         self.tables: list[IntArray] = []
         self._known: dict[Hashable, int] = {}
         self._matrices: dict[Hashable, IntArray] = {}
 
     def matrix(
-        self, source: Sequence[Layout], target: Sequence[Layout], dims: Dims, kind: TensorType, gradient: bool = False
+        self, source: Sequence[Layout], target: Sequence[Layout], dims: Dims, kind: TensorType, price: Price
     ) -> IntArray:
         """[len(source), len(target)] ns of resharding."""
         rows, row_of = _unique(source)
         columns, column_of = _unique(target)
-        key = (rows, columns, dims, kind.dtype, gradient)
+        key = (rows, columns, dims, kind.dtype, price)
         if key not in self._matrices:
-            price = self.prices.gradient_ns if gradient else self.prices.reshard_ns
             self._matrices[key] = np.array([[price(a, b, dims, kind) for b in columns] for a in rows], np.int64)
         return self._matrices[key][np.ix_(row_of, column_of)]
 
+    def joint_matrix(
+        self, source: Sequence[Layout], wanted: Sequence[Sequence[Layout]], dims: Dims, kind: TensorType, price: Price
+    ) -> IntArray:
+        """[maker's states, reader's states] ns; ``wanted[i]``: the layouts the reader's states want for the i-th
+        operand that the value is."""
+        total = self.matrix(source, wanted[0], dims, kind, price)
+        for i in range(1, len(wanted)):
+            fresh = np.array([all(earlier[s] != layout for earlier in wanted[:i])
+                              for s, layout in enumerate(wanted[i])], np.int64)
+            total = total + fresh * self.matrix(source, wanted[i], dims, kind, price)
+        return total
+
     def table(
-        self, source: Sequence[Layout], target: Sequence[Layout], dims: Dims, kind: TensorType, flags: _Flags
+        self, source: Sequence[Layout], wanted: tuple[tuple[Layout, ...], ...], dims: Dims, kind: TensorType,
+        flags: _Flags,
     ) -> int:
         """Index of the table in ``tables``."""
-        key = (tuple(source), tuple(target), dims, kind.dtype, flags)
+        key = (tuple(source), wanted, dims, kind.dtype, flags)
         if key not in self._known:
             self._known[key] = len(self.tables)
-            matrix = self.matrix(source, target, dims, kind, flags.gradient)
+            matrix = self.joint_matrix(source, wanted, dims, kind, flags.price)
             if flags.keep_sums:
-                reduced = [[any(p != q for p, q in zip(a, b, strict=True) if isinstance(p, Partial)) for b in target]
-                           for a in source]
+                reduced = [[any(p != q for target in wanted for p, q in zip(a, target[s], strict=True)
+                                if isinstance(p, Partial)) for s in range(len(wanted[0]))] for a in source]
                 matrix = np.where(np.array(reduced), FORBIDDEN, matrix)
             if flags.pair is not None:
                 matrix = flags.pair.apply(matrix)

@@ -46,9 +46,13 @@ class Prices:
         return _reshard_ns(self, source, target, dims, kind.dtype)
 
     def gradient_ns(self, source: Layout, target: Layout, dims: Dims, kind: TensorType) -> int:
-        """Time of a gradient's reshard to its parameter's layout: all-reduces travel in buckets, so a small one pays
-        its share of a bucket instead of a latency of its own."""
+        """Time of a gradient's reshard to its parameter's layout: reductions travel in buckets, so a small one pays
+        its share of a bucket instead of a latency of its own, unless something else than a reduction follows it."""
         return _gradient_ns(self, source, target, dims, kind.dtype)
+
+    def input_ns(self, source: Layout, target: Layout, dims: Dims, kind: TensorType) -> int:
+        """Time of a program input's reshard: its gathering, if that comes first, travels in a bucket with others."""
+        return _input_ns(self, source, target, dims, kind.dtype)
 
     def step_ns(self, step: Step, dims: Dims, dtype: str) -> int:
         """Time of one reshard step."""
@@ -86,15 +90,31 @@ def _reshard_ns(prices: Prices, source: Layout, target: Layout, dims: Dims, dtyp
 
 @lru_cache(maxsize=200_000)
 def _gradient_ns(prices: Prices, source: Layout, target: Layout, dims: Dims, dtype: str) -> int:
-    total = 0
-    for step in reshard_steps(source, target, dims, prices.mesh):
-        size = step_bytes(step, dims, dtype, prices.mesh)
-        if step.kind == "all_reduce" and size < BUCKET_BYTES:
-            whole = prices.collective_ns("all_reduce", step.axis, BUCKET_BYTES)
-            total += -(-whole * size // BUCKET_BYTES)
-        else:
-            total += prices.step_ns(step, dims, dtype)
+    total, last = 0, True
+    for step in reversed(reshard_steps(source, target, dims, prices.mesh)):
+        # what is read by more than reductions cannot wait for a full bucket (an alias is no step of the program)
+        last = last and step.kind in ("all_reduce", "reduce_scatter", "alias")
+        total += _in_bucket_ns(prices, step, dims, dtype) if last else prices.step_ns(step, dims, dtype)
     return total
+
+
+@lru_cache(maxsize=200_000)
+def _input_ns(prices: Prices, source: Layout, target: Layout, dims: Dims, dtype: str) -> int:
+    total, first = 0, True
+    for step in reshard_steps(source, target, dims, prices.mesh):
+        gathered = first and step.kind == "all_gather"
+        total += _in_bucket_ns(prices, step, dims, dtype) if gathered else prices.step_ns(step, dims, dtype)
+        first = first and step.kind == "alias"
+    return total
+
+
+def _in_bucket_ns(prices: Prices, step: Step, dims: Dims, dtype: str) -> int:
+    """Time of a collective, of a small one its share of a full bucket's."""
+    size = 0 if step.kind == "alias" else step_bytes(step, dims, dtype, prices.mesh)
+    if step.kind == "alias" or size >= BUCKET_BYTES:
+        return prices.step_ns(step, dims, dtype)
+    whole = prices.collective_ns(step.kind, step.axis, BUCKET_BYTES)  # type: ignore[arg-type]
+    return -(-whole * size // BUCKET_BYTES)
 
 
 @lru_cache(maxsize=200_000)

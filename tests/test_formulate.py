@@ -43,14 +43,16 @@ def problem_of(program: Program, mesh: str, **wishes) -> Formulation:
 def recount(program: Program, decisions: Decisions, priced: Prices, again: frozenset[int]) -> int:
     """Time of the decisions, counted node by node and use by use: what runs again brings its operands along again."""
     modes, _ = pinned_modes(program, decisions.recompute)
+    entering = {i.value for i in program.inputs}
     made = dict(zip((i.value for i in program.inputs), decisions.inputs, strict=True))
     total = 0
     for index, (node, names) in enumerate(zip(program.nodes, decisions.choices, strict=True)):
         choice = choice_by_names(site_of(node, program), names, decisions.mesh)
         total += priced.op_ns(site_of(node, program), choice) * (1 + (index in again))
         repeats = times(kind_of(node), modes[index]) if index in decisions.recompute else 1
-        for value, want in zip(node_inputs(node), choice.inputs, strict=True):
-            total += repeats * priced.reshard_ns(made[value], want, program.dims[value], program.types[value])
+        for value, want in dict.fromkeys(zip(node_inputs(node), choice.inputs, strict=True)):
+            price = priced.input_ns if value in entering else priced.reshard_ns
+            total += repeats * price(made[value], want, program.dims[value], program.types[value])
         made.update((v, lay) for v, lay in zip(node.outputs, choice.outputs, strict=True) if v >= 0)
     for output, want in zip(program.outputs, decisions.outputs, strict=True):
         price = priced.gradient_ns if output.kind in ("gradient", "buffer") else priced.reshard_ns
@@ -101,15 +103,18 @@ def test_the_cost_of_an_assignment_is_that_of_the_rewritten_program(name, mesh, 
         for s in local.steps if not isinstance(s, OpStep)
     )
     made = {i.value: lay for i, lay in zip(program.inputs, decisions.inputs, strict=True)}
+    entering = frozenset(made)
     nodes = uses = late = bucketed = 0
     seen = set()
     for node, names in zip(program.nodes, decisions.choices, strict=True):
         choice = choice_by_names(site_of(node, program), names, form.mesh)
         nodes += priced.op_ns(site_of(node, program), choice)
-        for value, want in zip(node_inputs(node), choice.inputs, strict=True):
-            price = priced.reshard_ns(made[value], want, program.dims[value], program.types[value])
+        for value, want in dict.fromkeys(zip(node_inputs(node), choice.inputs, strict=True)):
+            of = (made[value], want, program.dims[value], program.types[value])
+            price = priced.reshard_ns(*of)
             uses += price
-            if (value, want, node.phase) in seen:  # read twice by one node: moved once
+            bucketed += priced.input_ns(*of) - price if value in entering else 0
+            if (value, want, node.phase) in seen:  # read by several nodes in a layout that is not their hub's
                 late -= price
             seen.add((value, want, node.phase))
         made.update((v, lay) for v, lay in zip(node.outputs, choice.outputs, strict=True) if v >= 0)

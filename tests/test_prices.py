@@ -90,3 +90,18 @@ def test_the_slower_axis_costs_more():
     between = priced.reshard_ns((Shard(0), REPLICATE), (REPLICATE, REPLICATE), dims, kind)
     within = priced.reshard_ns((REPLICATE, Shard(0)), (REPLICATE, REPLICATE), dims, kind)
     assert between > within
+
+
+def test_small_gatherings_of_inputs_and_reductions_of_gradients_pay_a_share_of_a_bucket():
+    """Stored in pieces, a bias costs next to nothing each way; what is not the first or the last step pays in full."""
+    priced = prices("2x2", "2x2:h100")
+    dims, kind = ((64,),), TensorType((64,), "float32")
+    cut, whole = (REPLICATE, Shard(0)), (REPLICATE, REPLICATE)
+    assert priced.input_ns(cut, whole, dims, kind) * 10 < priced.reshard_ns(cut, whole, dims, kind)
+    pending = (REPLICATE, Partial("sum"))
+    assert priced.gradient_ns(pending, cut, dims, kind) * 10 < priced.reshard_ns(pending, cut, dims, kind)
+    # a reduction that something waits for is no bucket's
+    both = (Partial("sum"), Shard(0))
+    steps = reshard_steps(both, whole, dims, priced.mesh)
+    assert [s.kind for s in steps] == ["all_reduce", "all_gather"]
+    assert priced.gradient_ns(both, whole, dims, kind) == priced.reshard_ns(both, whole, dims, kind)
