@@ -82,8 +82,11 @@ class Found:
 
 
 def natural_meshes(nodes: int, devices: int) -> tuple[Mesh, ...]:
-    """Meshes tried when the user names none: the cluster's own shape, and one more axis inside a node of 4 or more."""
+    """Meshes tried when the user names none: the cluster's own shape; of several nodes all ranks on one axis, too (an
+    all-reduce over all of them beats one within and one between nodes); one more axis inside a node of 4 or more."""
     shapes: list[tuple[int, ...]] = [tuple(n for n in (nodes, devices) if n > 1) or (1,)]
+    if nodes > 1 and devices > 1:
+        shapes.append((nodes * devices,))
     if nodes == 1 and devices >= 4 and devices % 2 == 0:
         shapes.append((2, devices // 2))
     return tuple(Mesh(tuple(Axis(f"a{i}", n) for i, n in enumerate(s))) for s in shapes)
