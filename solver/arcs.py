@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fxpar.solver.graph import BIG, BLOCKED, BoolArray, Graph, IntArray
+from fxpar.solver.min_plus import core_of
 
 #: Comparing states pairwise costs rows^2 x columns per distinct table; above this many steps a table is left alone,
 #: and the variables at its ends with it.
@@ -114,6 +115,7 @@ def undominated(graph: Graph, live: Sequence[BoolArray], binding: bool) -> list[
     """
     result = list(live)
     known: dict[tuple[int, bool, bytes], IntArray | None] = {}
+    cores: dict[int, tuple[IntArray, IntArray, IntArray]] = {}
     work = COMPARISONS_IN_ALL
     todo = deque(range(graph.size))
     queued = [True] * graph.size
@@ -128,16 +130,22 @@ def undominated(graph: Graph, live: Sequence[BoolArray], binding: bool) -> list[
             link = graph.links[position]
             first = link.u == v
             other = link.v if first else link.u
-            key = (link.table, first, np.packbits(result[other]).tobytes())
+            if link.table not in cores:
+                cores[link.table] = core_of(graph.tables[link.table])
+            core, row_of, column_of = cores[link.table]
+            if not first:
+                core, row_of, column_of = core.T, column_of, row_of
+            across = np.bincount(column_of[result[other]], minlength=core.shape[1]) > 0
+            key = (link.table, first, np.packbits(across).tobytes())
             if key not in known:
-                table = graph.tables[link.table] if first else graph.tables[link.table].T
-                known[key], spent = _excess_of_rows(table[:, result[other]])
+                known[key], spent = _excess_of_rows(core[:, across])
                 work -= spent
             ours = known[key]
             if ours is None or excess is None:
                 excess = None
                 break
-            excess = np.minimum(excess + ours[np.ix_(kept, kept)], BIG)
+            mine = row_of[kept]
+            excess = np.minimum(excess + ours[np.ix_(mine, mine)], BIG)
         if excess is None:
             continue
         replaces = excess <= 0
@@ -163,9 +171,7 @@ def undominated(graph: Graph, live: Sequence[BoolArray], binding: bool) -> list[
 
 def _excess_of_rows(table: IntArray) -> tuple[IntArray | None, int]:
     """[b, a] = the most that row b can cost beyond row a in one column, and the steps this took (None: too many)."""
-    table = np.unique(table, axis=1)
-    rows, inverse = np.unique(table, axis=0, return_inverse=True)
-    inverse = inverse.reshape(-1)
+    rows, inverse, _ = core_of(table)
     steps = rows.shape[0] ** 2 * rows.shape[1]
     if steps > COMPARISONS_PER_TABLE:
         return None, table.size

@@ -11,6 +11,26 @@ from fxpar.solver.problem import IntArray
 SMALL_TABLE = 600
 
 
+def equal_rows(table: IntArray) -> tuple[IntArray, IntArray]:
+    """(the first row of every kind, in order, and the kind of each row): what numpy.unique sorts for, by hashing."""
+    kinds: dict[bytes, int] = {}
+    first: list[int] = []
+    kind_of = np.empty(len(table), dtype=np.int64)
+    for row, values in enumerate(np.ascontiguousarray(table)):
+        kind = kinds.setdefault(values.tobytes(), len(first))
+        if kind == len(first):
+            first.append(row)
+        kind_of[row] = kind
+    return np.array(first, dtype=np.int64), kind_of
+
+
+def core_of(table: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+    """(table without repeated rows and columns, the place in it of every row, and of every column)."""
+    rows, row_of = equal_rows(table)
+    columns, column_of = equal_rows(table[rows].T)
+    return np.ascontiguousarray(table[np.ix_(rows, columns)]), row_of, column_of
+
+
 class MinPlus:
     """One direction of one table, [inputs, outputs]."""
 
@@ -21,15 +41,13 @@ class MinPlus:
         self.column_of: IntArray | None = None
         if table.size < SMALL_TABLE:
             return
-        rows, row_of = np.unique(table, axis=0, return_inverse=True)
-        core, column_of = np.unique(rows, axis=1, return_inverse=True)
+        core, row_of, column_of = core_of(table)
         if 2 * core.size > table.size:
             return
-        row_of = row_of.reshape(-1)
-        self.core = np.ascontiguousarray(core)
+        self.core = core
         self.row_order = np.argsort(row_of, kind="stable")
         self.row_starts = np.searchsorted(row_of[self.row_order], np.arange(len(core)))
-        self.column_of = column_of.reshape(-1)
+        self.column_of = column_of
 
     def push(self, a: IntArray) -> IntArray:
         """The vector out[j] = min_i (a[i] + table[i, j])."""

@@ -13,6 +13,7 @@ import numpy as np
 from ortools.sat.python import cp_model
 
 from fxpar.solver.graph import BLOCKED, Graph, IntArray
+from fxpar.solver.min_plus import core_of
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,8 @@ def residue_size(graph: Graph) -> int:
 
 def distinct_sizes(table: IntArray) -> tuple[int, int]:
     """How many distinct rows and columns a table has."""
-    return len(np.unique(table, axis=0)), np.unique(table, axis=1).shape[1]
+    rows, columns = core_of(table)[0].shape
+    return rows, columns
 
 
 def solve_residue(graph: Graph, hint: Sequence[int] | None, limit: float, costed: bool = True) -> Residue:
@@ -124,10 +126,9 @@ def _add_link(
     weights: list[int],
     costed: bool,
 ) -> None:
-    rows, row_of = np.unique(graph.tables[table], axis=0, return_inverse=True)
-    core, column_of = np.unique(rows, axis=1, return_inverse=True)
-    at_u = groups.literals(u, row_of.reshape(-1))
-    at_v = groups.literals(v, column_of.reshape(-1))
+    core, row_of, column_of = core_of(graph.tables[table])
+    at_u = groups.literals(u, row_of)
+    at_v = groups.literals(v, column_of)
     if not costed or bool((core[core < BLOCKED] == 0).all()):
         if (core >= BLOCKED).any():
             for i, literal in enumerate(at_u):
