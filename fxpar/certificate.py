@@ -83,7 +83,11 @@ def rates_findings(plan: Plan, prices: Prices) -> Iterator[Finding]:
 def proof_findings(plan: Plan, c: Certificate, proof: Proof, prices: Prices) -> Iterator[Finding]:
     """Problem, decisions, cost and bounds."""
     assert c.question is not None
-    made = formulate_again(plan)
+    try:
+        made = formulate_again(plan)
+    except FxparError as error:
+        yield Finding("problem", "problem", f"it cannot be formulated again: {error.what}")
+        return
     assert made is not None
     formulation = made[0]
     digest = problem_digest(formulation.problem)

@@ -12,6 +12,7 @@ from typing import Literal
 
 import msgspec
 
+from fxpar.constraints import UNCONSTRAINED, Constraints
 from fxpar.formulate import Formulation
 from fxpar.overlap import CommunicationPrices, overlap_bound
 from fxpar.plans.plan import Certificate, Decisions, Overlap, Proof, Question
@@ -24,7 +25,7 @@ from fxpar.solver.prove import prove
 
 def question_of(
     formulation: Formulation, prices: Prices, roles: tuple[str, ...], parameters_cut: bool | None,
-    batch_dim: int | None, optimizer_bytes: Callable[[str, str], int],
+    batch_dim: int | None, optimizer_bytes: Callable[[str, str], int], constraints: Constraints = UNCONSTRAINED,
 ) -> Question:
     """What a certificate says of a formulation, so that it can be made again."""
     program = formulation.program
@@ -34,6 +35,7 @@ def question_of(
     return Question(
         roles, parameters_cut, batch_dim, bool(formulation.modes), formulation.problem.budget, sizes,
         solver.problem_digest(formulation.problem), msgspec.json.encode(prices.cluster, order="sorted"),
+        constraints.zero, tuple(pin.text for pin in constraints.pins),
     )
 
 

@@ -13,26 +13,29 @@ from torch import nn
 
 from fxpar.alternatives import alternatives
 from fxpar.capture import capture
+from fxpar.conflicts import explained
+from fxpar.constraints import Constraints, apply, read_constraints
 from fxpar.cost.cluster import Cluster, parse_cluster
 from fxpar.hubs import insert_hubs
 from fxpar.logical_dims import analyse
 from fxpar.model_source import ModelSource
 from fxpar.optimizer_state import optimizer_state_bytes
 from fxpar.plans.codec import program_digest
-from fxpar.plans.errors import FxparError, UnsupportedError
+from fxpar.plans.errors import FxparError, Infeasible, PlanMismatch, UnsupportedError
 from fxpar.plans.mesh import Mesh, parse_mesh
-from fxpar.plans.plan import NO_RULE, Candidate, Certificate, Decisions, Fingerprint, Plan
+from fxpar.plans.plan import ASKED_FOR, NO_RULE, Candidate, Certificate, Decisions, Fingerprint, Plan
 from fxpar.plans.program import Program
 from fxpar.precision import float32_inputs, inputs_in_bf16, parameters_in_bf16, with_float32_surface
 from fxpar.prices import Prices
 from fxpar.progress import Progress, silent
 from fxpar.restrict import check_axis_names
 from fxpar.rule_coverage import MissingRuleWarning, undeclared_ops
+from fxpar.rules.choices import choice_by_names, sites_of
 from fxpar.rules.fingerprint import rules_digest
 from fxpar.runtime.parameters import module_sources
 from fxpar.search import Request, natural_meshes, random_decisions, replace_status, run_search
 from fxpar.simulate import simulate
-from fxpar.splits import BATCH_DIM, named_dims
+from fxpar.splits import BATCH_DIM, Named, named_dims
 from fxpar.version import VERSION
 
 
@@ -82,7 +85,8 @@ def compile_model(
     mesh: Mesh | str | None = None,
     memory: int | None = None,
     precision: str = "fp32",
-    hints: Sequence[str] = (),
+    pins: Sequence[str] = (),
+    hints: Sequence[Plan] = (),
     gap: float = 0.01,
     random_choices: int | None = None,
     zero: int | None = None,
@@ -99,6 +103,10 @@ def compile_model(
         mesh: as for ``--mesh``; None: meshes of the cluster's shape are tried.
         memory: bytes per device a plan may use; None: what the cluster has.
         gap: stop when proven within this fraction of the best.
+        zero: ZeRO stage: 0 (parameters whole on every axis but those called tp) or 3 (cut on them); None: as is best.
+        pins: what axes do to inputs and ops of a name, ``"embed*.weight=tp:Shard(0)"`` (see :mod:`fxpar.pins`); those
+            of the source count as well.
+        hints: plans of the same program and of a mesh that is tried; the search begins with their decisions.
         recompute: "auto" (node by node, as much as memory asks for), "on" (every repeated layer) or "off".
         random_choices: a seed: any feasible plan instead of the best.
         outputs: ``("loss",)`` or ``("all",)``.
@@ -108,10 +116,9 @@ def compile_model(
     Raises:
         FxparError: with its subclasses, whatever stops the model, the request or the search.
     """
-    refused = {"--zero": zero is not None, "--microbatches": microbatches not in (None, 1), "--hint": bool(hints)}
-    for option, given in refused.items():
-        if given:
-            raise UnsupportedError(f"{option} is not available in this version", way_out=f"leave {option} out")
+    if microbatches not in (None, 1):
+        raise UnsupportedError("--microbatches is not available in this version", way_out="leave --microbatches out")
+    constraints = read_constraints(zero, (*source.hints, *pins))
     unknown = sorted(set(outputs) - {"loss", "all"})
     if unknown:
         raise UnsupportedError(f"outputs {', '.join(unknown)} cannot be chosen by name in this version",
@@ -132,24 +139,31 @@ def compile_model(
 
     budget = memory if memory is not None else machine.usable_bytes
     candidates: list[Candidate] = []
-    pinned = wanted is not None and any(a.name in ("dp", "tp") for a in wanted.axes)
+    pinned = bool(constraints) or (wanted is not None and any(a.name in ("dp", "tp") for a in wanted.axes))
+    named = named_dims(program, source.batch_dim)
+    tried: Sequence[Mesh] = (wanted,) if wanted is not None else natural_meshes(
+        machine.nodes, machine.devices_per_node)
+    tried = meshes_obeying(constraints, program, tried, named)
+    begin = hinted_decisions(hints, program, tried)
     if random_choices is not None:
-        meshes = [wanted] if wanted is not None else list(natural_meshes(machine.nodes, machine.devices_per_node))
-        decisions = random_decisions(program, meshes[0], random_choices)
-        prediction = simulate(program, decisions, prices(meshes[0]), optimizer_bytes)
+        applied = apply(constraints, program, tried[0], named)
+        decisions = random_decisions(program, tried[0], random_choices, applied)
+        prediction = simulate(program, decisions, prices(tried[0]), optimizer_bytes)
         certificate = Certificate("random", prediction.step_ns, 0, 1.0)
     else:
         request = Request(program, prices, budget, optimizer_bytes, source.batch_dim, gap, progress,
-                          recompute or "auto")
-        tried = (wanted,) if wanted is not None else natural_meshes(machine.nodes, machine.devices_per_node)
-        named = named_dims(program, source.batch_dim)
+                          recompute or "auto", constraints, begin)
 
         def others(chosen: Decisions) -> list[tuple[str, Decisions]]:
             return alternatives(program, chosen, named, prices(chosen.mesh), budget, optimizer_bytes, progress)
 
-        found, candidates = run_search(request, tried, pinned=pinned, others=None if pinned else others)
+        try:
+            found, candidates = run_search(request, tried, pinned=pinned or bool(begin),
+                                           others=None if pinned else others)
+        except Infeasible as error:
+            raise explained(error, request, tried) from None
         decisions, prediction = found.decisions, found.prediction
-        # a bound under axes that the user pinned holds under that pin only
+        # a bound under what the user asks for holds under that only
         certificate = replace_status(found.certificate, "pinned") if pinned else found.certificate
     with progress("looking for ops without a rule"):
         whole = undeclared_ops(program, prices(decisions.mesh), decisions)
@@ -160,10 +174,63 @@ def compile_model(
         tuple(candidates), certificate, fingerprint(program, model),
         provenance=(("model", source.name), ("precision", precision), ("outputs", ",".join(outputs)),
                     ("optimizer state", "measured"), ("figures", f"simulated ({machine.origin} rates)"),
+                    *((f"{ASKED_FOR}{number}", text) for number, text in enumerate(constraints.texts)),
                     *([(BATCH_DIM, str(source.batch_dim))] if source.batch_dim is not None else []),
                     *((f"{NO_RULE}{item.op}", item.text()) for item in whole)),
     )
     return CompileResult(plan)
+
+
+def meshes_obeying(
+    constraints: Constraints, program: Program, meshes: Sequence[Mesh], named: Named
+) -> tuple[Mesh, ...]:
+    """The meshes on which every pinned op and input has a choice.
+
+    Raises:
+        FxparError: on none of them; that of the first mesh, which names the pins.
+    """
+    fitting, problems = [], []
+    for mesh in meshes:
+        try:
+            apply(constraints, program, mesh, named).check_possible()
+            fitting.append(mesh)
+        except FxparError as error:
+            problems.append(error)
+    if not fitting:
+        raise problems[0]
+    return tuple(fitting)
+
+
+def hinted_decisions(
+    hints: Sequence[Plan], program: Program, meshes: Sequence[Mesh]
+) -> tuple[tuple[str, Decisions], ...]:
+    """Decisions of the plans given as hints, each with the name it has among the candidates.
+
+    Raises:
+        PlanMismatch: a plan is of another program, of a mesh that is not tried, or was made with other rules.
+    """
+    result = []
+    for number, plan in enumerate(hints):
+        if program_digest(plan.program) != program_digest(program):
+            raise PlanMismatch(
+                "the plan given as a hint is of another program", where="--hint",
+                numbers=f"it is of {dict(plan.provenance).get('model', 'a model')} and has {len(plan.program.nodes)} "
+                        f"ops; this program has {len(program.nodes)}",
+                way_out="give a plan made from the same model, sizes, precision and outputs",
+            )
+        mesh = plan.decisions.mesh
+        if all(mesh.sizes != m.sizes for m in meshes):
+            raise PlanMismatch(
+                f"the plan given as a hint is for mesh {mesh}", where="--hint",
+                numbers=f"meshes tried: {'; '.join(map(str, meshes))}",
+                way_out=f"ask for its mesh (--mesh {'x'.join(map(str, mesh.sizes))}), or leave the hint out",
+            )
+        known = zip(sites_of(program), plan.decisions.choices, strict=True)
+        if any(choice_by_names(site, names, mesh) is None for site, names in known):
+            raise PlanMismatch("the plan given as a hint makes choices that the rules of its ops do not offer here",
+                               where="--hint", way_out="compile it again with this fxpar, or leave the hint out")
+        result.append((f"hint {number + 1}" if len(hints) > 1 else "hint", plan.decisions))
+    return tuple(result)
 
 
 def chosen_cluster(cluster: str | None, mesh: Mesh | None) -> Cluster:

@@ -41,7 +41,7 @@ def find(program: Program, pattern: str) -> tuple[Found, ...]:
         return tuple(Found(False, i, f"{program.inputs[i].kind} {program.inputs[i].name}") for i in inputs)
     nodes = range(len(program.nodes))
     found = [n for n in nodes if program.nodes[n].module and fnmatchcase(program.nodes[n].module, pattern)]
-    found = found or [n for n in nodes if pattern in _names(program.nodes[n].op)]
+    found = found or [n for n in nodes if pattern in op_names(program.nodes[n].op)]
     if not found:
         raise FxparError(f"no op or parameter is called {pattern!r}", numbers=near(program, pattern),
                          way_out="give a module path or parameter name (with * for any part), an op, or an op's index; "
@@ -52,15 +52,15 @@ def find(program: Program, pattern: str) -> tuple[Found, ...]:
 def near(program: Program, pattern: str) -> tuple[str, ...]:
     """One line of names close to the pattern, none when there are none."""
     known = {i.name for i in program.inputs} | {n.module for n in program.nodes}
-    known |= {name for n in program.nodes for name in _names(n.op)}
+    known |= {name for n in program.nodes for name in op_names(n.op)}
     names = sorted(known - {""})
     close = difflib.get_close_matches(pattern, names, n=5, cutoff=0.5)
     close += [name for name in names if pattern and pattern in name and name not in close][: 5 - len(close)]
     return (f"near: {', '.join(close)}",) if close else ()
 
 
-def _names(op: str) -> tuple[str, ...]:
-    """``"aten.mm.default"``, ``"aten.mm"``, ``"mm"``."""
+def op_names(op: str) -> tuple[str, ...]:
+    """What an op may be called: ``"aten.mm.default"``, ``"aten.mm"``, ``"mm"``."""
     parts = op.split(".")
     return op, ".".join(parts[:2]), parts[1] if len(parts) > 1 else op
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from fxpar.constraints import apply, filters, read_constraints
 from fxpar.cost.cluster import Cluster, parse_cluster, preset_names
 from fxpar.formulate import MEMORY_UNIT, Formulation, formulate
 from fxpar.names import batch_class, classes_of
@@ -17,6 +18,7 @@ from fxpar.plans.plan import Plan, Question
 from fxpar.plans.program import Program
 from fxpar.prices import Prices
 from fxpar.restrict import Restriction, weight_operands, weight_values
+from fxpar.splits import named_dims
 
 
 def plan_cluster(plan: Plan) -> Cluster:
@@ -55,18 +57,21 @@ def formulate_question(
         recompute: the forward nodes that run again, where the question does not leave them free.
 
     Raises:
-        Infeasible: the roles leave some node or input without any choice.
+        Infeasible: the roles or constraints leave some node or input without any choice.
+        FxparError: the constraints do not fit the program.
     """
     sizes = {item.name: size for item, size in zip(program.inputs, question.optimizer_bytes, strict=True)
              if item.kind == "parameter"}
     restriction = role_restriction(program, question) if any(question.roles) else None
+    constraints = read_constraints(question.zero, question.pins)
+    applied = apply(constraints, program, mesh, named_dims(program, question.batch_dim)) if constraints else None
+    node_filter, input_filter = filters(restriction, applied)
     return formulate(
         program, mesh, prices,
         budget_bytes=None if question.budget_units is None else question.budget_units * MEMORY_UNIT,
         optimizer_bytes=lambda dtype, name: sizes[name],
         recompute=None if question.recompute_free else recompute,
-        node_filter=None if restriction is None else restriction.nodes,
-        input_filter=None if restriction is None else restriction.inputs,
+        node_filter=node_filter, input_filter=input_filter,
     )
 
 
@@ -87,7 +92,7 @@ def formulate_again(plan: Plan) -> tuple[Formulation, Prices] | None:
     """The problem of a plan's certificate with the prices it was made with; None when the plan does not say which.
 
     Raises:
-        FxparError: the rates cannot be read, or the roles leave no choice.
+        FxparError: the rates cannot be read, or roles and constraints do not fit the program or leave no choice.
     """
     question = plan.certificate.question
     if question is None:

@@ -6,6 +6,7 @@ than plain data parallel, ZeRO-3 or Megatron tensor parallel under the same cost
 
 from __future__ import annotations
 
+import copy
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -15,11 +16,13 @@ from fractions import Fraction
 import msgspec
 
 from fxpar.certify import certify, question_of
+from fxpar.constraints import UNCONSTRAINED, Applied, Constraints, apply, filters
 from fxpar.formulate import MEMORY_UNIT, Formulation, formulate, output_layouts, with_temporaries
 from fxpar.layers import tie_layers
 from fxpar.modes import DROPPED, pinned_modes
-from fxpar.names import batch_class, classes_of
+from fxpar.names import batch_class, classes_of, names_of
 from fxpar.plans.errors import Infeasible
+from fxpar.plans.lifetimes import hub_partners, keep_copies
 from fxpar.plans.mesh import Axis, Mesh
 from fxpar.plans.plan import Candidate, Certificate, Decisions, Prediction
 from fxpar.plans.program import Program
@@ -28,11 +31,11 @@ from fxpar.progress import Progress
 from fxpar.recompute import recompute_nodes
 from fxpar.restrict import Restriction, roles_of, weight_operands, weight_values
 from fxpar.rules.choices import joint_choices
-from fxpar.runtime.rewrite.passes import rewrite
 from fxpar.show import gib
-from fxpar.simulate import OptimizerBytes, gradient_positions, simulate, values_at_peak
+from fxpar.simulate import OptimizerBytes, replay
 from fxpar.solver.solution import Solution
 from fxpar.solver.solve import solve
+from fxpar.splits import Named
 from fxpar.stored import stored_layouts
 
 # solved again with a smaller budget at most this often when the simulator finds more memory in use than the problem
@@ -45,6 +48,7 @@ class Request:
     """What is searched: the program (dims and hubs in), prices per mesh and limits.
 
     ``recompute``: "auto" (node by node, where memory asks for it), "on" (every repeated layer whole) or "off".
+    ``constraints``: what chosen plans must obey beyond that. ``hints``: decisions to begin with, each with a name.
     """
 
     program: Program
@@ -55,12 +59,14 @@ class Request:
     gap: float
     progress: Progress
     recompute: str = "off"
+    constraints: Constraints = UNCONSTRAINED
+    hints: tuple[tuple[str, Decisions], ...] = ()
 
 
 @dataclass(frozen=True)
 class Found:
-    """One simulated candidate; ``obeys``: it does what the names of the mesh's axes ask for; ``counted``: bytes that
-    the memory row of its problem knows of."""
+    """One simulated candidate; ``obeys``: it does what the names of the mesh's axes and the constraints ask for;
+    ``counted``: bytes that the memory row of its problem knows of; ``at_peak``: values that live at its peak."""
 
     name: str
     decisions: Decisions
@@ -69,6 +75,7 @@ class Found:
     fits: bool
     obeys: bool = True
     counted: int = 0
+    at_peak: tuple[int, ...] = ()
     # what the certificate is made from: the problem solved, its price of memory, and how parameters may be stored
     formulation: Formulation | None = None
     multiplier: Fraction = Fraction(0)
@@ -113,6 +120,21 @@ class Search:
         self.batch = frozenset(batch_class(program, request.batch_dim))
         self.weights = weight_operands(program)
         self.weight_values = weight_values(program, self.weights)
+        self._applied: dict[Mesh, Applied] = {}
+
+    def applied(self, mesh: Mesh) -> Applied | None:
+        """The request's constraints on a mesh, None without any."""
+        request = self.request
+        if request.constraints and mesh not in self._applied:
+            named = Named(self.classes, names_of(request.program, self.classes, self.batch))
+            self._applied[mesh] = apply(request.constraints, request.program, mesh, named)
+        return self._applied[mesh] if request.constraints else None
+
+    def asking(self, request: Request) -> Search:
+        """The same search of another request for the same program and batch."""
+        other = copy.copy(self)
+        other.request, other._applied = request, {}
+        return other
 
     def restriction(self, roles: tuple[str, ...], sharded: bool | None) -> Restriction:
         """Filters for axes in the given roles."""
@@ -129,35 +151,55 @@ class Search:
         recompute: tuple[int, ...] | None,
     ) -> Formulation:
         """The problem on a mesh with axes in the given roles; ``recompute`` as for :func:`formulate`."""
-        restriction = self.restriction(roles, sharded)
-        restricted = any(roles)
+        restriction = self.restriction(roles, sharded) if any(roles) else None
+        node_filter, input_filter = filters(restriction, self.applied(mesh))
         return formulate(
             self.request.program, mesh, self.request.prices(mesh), budget_bytes=budget,
             optimizer_bytes=self.request.optimizer_bytes, recompute=recompute,
-            node_filter=restriction.nodes if restricted else None,
-            input_filter=restriction.inputs if restricted else None,
+            node_filter=node_filter, input_filter=input_filter,
         )
 
     def found(self, name: str, decisions: Decisions, certificate: Certificate) -> Found:
         """Simulate decisions."""
         request = self.request
-        prediction = simulate(request.program, decisions, request.prices(decisions.mesh), request.optimizer_bytes)
-        return Found(name, decisions, prediction, certificate, prediction.peak_bytes <= request.budget_bytes)
+        prices = request.prices(decisions.mesh)
+        replayed = replay(request.program, decisions, prices, request.optimizer_bytes)
+        prediction = replayed.prediction
+        return Found(name, decisions, prediction, certificate, prediction.peak_bytes <= request.budget_bytes,
+                     at_peak=replayed.at_peak)
 
     def manual(self, mesh: Mesh) -> list[Found]:
-        """The hand-made plans on a mesh, each with the recomputation with which it fits (if any makes it fit)."""
+        """The hand-made plans on a mesh, each with the recomputation with which it fits (if any makes it fit); they are
+        made without the constraints, and obey them or not."""
         results = []
+        free, applied = self.asking(replace(self.request, constraints=UNCONSTRAINED)), self.applied(mesh)
         for name, roles, sharded in manual_roles(mesh):
             obeys = all(asked in ("", role) for asked, role in zip(roles_of(mesh), roles, strict=True))
-            found, _ = self._fitting(name, mesh, roles, sharded, ())
+            found, _ = free._fitting(name, mesh, roles, sharded, ())
             if found is not None:
+                obeys = obeys and (applied is None or applied.obeyed(found.decisions))
                 results.append(replace(found, obeys=obeys))
+        return results
+
+    def hinted(self, meshes: Sequence[Mesh]) -> list[Found]:
+        """The decisions that the request gives to begin with, simulated. One that is no plan of the problem on its
+        mesh (layers that differ, axes or constraints that it does not obey) is shown and never chosen."""
+        results = []
+        for name, decisions in self.request.hints:
+            mesh = next(m for m in meshes if m.sizes == decisions.mesh.sizes)
+            decisions = msgspec.structs.replace(decisions, mesh=mesh)
+            cut = None if "dp" in roles_of(mesh) else False
+            formulation = self.formulate(mesh, roles_of(mesh), cut, None, decisions.recompute)
+            cost = cost_of(formulation, decisions)
+            certificate = Certificate("feasible", cost or 0, 0, 1.0)
+            results.append(replace(self.found(name, decisions, certificate), obeys=cost is not None))
         return results
 
     def best(self, mesh: Mesh, roles: tuple[str, ...], starts: Sequence[Found]) -> Found | None:
         """The solver's fastest plan on a mesh; parameters cut on dp axes are tried only where memory binds."""
         best: Found | None = None
-        for sharded in (False, None) if "dp" in roles else (False,):
+        freely = self.request.constraints.zero is not None  # it says how parameters are stored, not the axis' name
+        for sharded in (None,) if freely else (False, None) if "dp" in roles else (False,):
             found, binds = self._fitting("fxpar", mesh, roles, sharded, starts)
             if found is not None and (best is None or _rank(found) < _rank(best)):
                 best = replace(found, parameters_cut=sharded)
@@ -224,7 +266,7 @@ class Search:
                     break
                 budget, loosened = limit - beyond, True  # the room that is left may buy time
                 continue
-            more = self._temporaries(formulation, found.decisions, solution.assignment) - charged
+            more = self._temporaries(formulation, found, solution.assignment) - charged
             charged += more
             formulation = with_temporaries(formulation, prices, sorted(more.elements()))
             counted = formulation.problem.memory(solution.assignment) * MEMORY_UNIT
@@ -235,19 +277,16 @@ class Search:
                 break
         return best
 
-    def _temporaries(
-        self, formulation: Formulation, decisions: Decisions, assignment: Sequence[int]
-    ) -> Counter[int]:
+    def _temporaries(self, formulation: Formulation, found: Found, assignment: Sequence[int]) -> Counter[int]:
         """Values live at the peak of a plan that the memory row does not count as kept or made again."""
         program = self.request.program
-        local = rewrite(program, decisions, (0,) * len(decisions.mesh.axes), every_pass=False)
         producer = {v: n for n, node in enumerate(program.nodes) for v in node.outputs if v >= 0}
         if formulation.modes:
             modes = [formulation.modes[c][assignment[c]] for c in formulation.classes.nodes]
         else:
-            modes = list(pinned_modes(program, decisions.recompute)[0])
+            modes = list(pinned_modes(program, found.decisions.recompute)[0])
         return Counter(
-            v for v in values_at_peak(local, gradient_positions(program))
+            v for v in found.at_peak
             if v in producer and (program.nodes[producer[v]].phase == "backward" or modes[producer[v]] == DROPPED)
         )
 
@@ -284,14 +323,14 @@ class Search:
         formulation, multiplier = basis.formulation, basis.multiplier
         if not basis.fits or formulation is None:
             # what the solver found on this mesh needs more memory: ask again with the budget
-            cut = None if "dp" in roles_of(mesh) else False
+            cut = None if "dp" in roles_of(mesh) or request.constraints.zero is not None else False
             again = None if request.recompute == "auto" else chosen.decisions.recompute
             formulation = self.formulate(mesh, roles_of(mesh), cut, request.budget_bytes, again)
             multiplier = solve(formulation.problem, gap=request.gap).multiplier
             basis = replace(basis, parameters_cut=cut)
         prices = request.prices(mesh)
         question = question_of(formulation, prices, roles_of(mesh), basis.parameters_cut, request.batch_dim,
-                               request.optimizer_bytes)
+                               request.optimizer_bytes, request.constraints)
         exact = basis is chosen and chosen.certificate.status == "optimal"
         with request.progress("proving the bound"):
             made = certify(formulation, chosen.decisions, prices, question, multiplier=multiplier,
@@ -324,14 +363,15 @@ def run_search(
 
     Args:
         meshes: tried in turn.
-        pinned: the user named the axes: only plans that obey the names are chosen, the others are shown beside.
+        pinned: the user named axes or gave constraints or hints: only plans that obey are chosen, the others are shown
+            beside.
         others: further decisions to compare the fastest with; a faster one that fits is chosen.
 
     Raises:
         Infeasible: nothing fits the memory.
     """
     search = Search(request)
-    manual: list[Found] = []
+    manual: list[Found] = search.hinted(meshes)
     own: list[Found] = []
     for mesh in meshes:
         manual += search.manual(mesh)
@@ -396,13 +436,22 @@ def too_large(tried: Sequence[Found], budget: int) -> Infeasible:
     )
 
 
-def random_decisions(program: Program, mesh: Mesh, seed: int) -> Decisions:
-    """Any feasible decisions: a uniformly drawn choice for every node and input, layers not tied, and any set of
-    forward nodes that run again."""
+def random_decisions(program: Program, mesh: Mesh, seed: int, applied: Applied | None = None) -> Decisions:
+    """Any feasible decisions that obey the constraints: a uniformly drawn choice for every node and input, layers not
+    tied, any set of forward nodes that run again, and any set of copies of parameters kept for backward."""
     draw = random.Random(seed)
     classes = tie_layers(program, tied=False)
-    choices = tuple(draw.choice(joint_choices(site, mesh)).names for site in classes.sites)
-    inputs = tuple(draw.choice(stored_layouts(i, program.dims[i.value], mesh)) for i in program.inputs)
+    of_node, of_input = filters(None, applied)
+    every = [joint_choices(site, mesh) for site in classes.sites]
+    stored = [stored_layouts(i, program.dims[i.value], mesh) for i in program.inputs]
+    choices = tuple(
+        draw.choice(of_node(n, classes.sites[n], c) if of_node is not None else c).names for n, c in enumerate(every)
+    )
+    inputs = tuple(draw.choice(of_input(n, s) if of_input is not None else s) for n, s in enumerate(stored))
     share = draw.choice((0.0, 0.3, 0.7))
     again = tuple(n for n, node in enumerate(program.nodes) if node.phase == "forward" and draw.random() < share)
-    return Decisions(mesh, choices, inputs, output_layouts(program, inputs, mesh), again)
+    decisions = Decisions(mesh, choices, inputs, output_layouts(program, inputs, mesh), again)
+    share = draw.choice((0.0, 0.5, 1.0))
+    keep = [n for n, partner in hub_partners(program).items() if draw.random() < share and (
+        of_node is None or choices[partner] in {c.names for c in of_node(n, classes.sites[n], every[n])})]
+    return keep_copies(program, decisions, keep)

@@ -9,7 +9,7 @@ from fxpar.layers import layer_key
 from fxpar.plans.errors import FxparError
 from fxpar.plans.layout import layout_text
 from fxpar.plans.mesh import Mesh
-from fxpar.plans.plan import NO_RULE, Candidate, Certificate, Plan, Prediction
+from fxpar.plans.plan import ASKED_FOR, NO_RULE, Candidate, Certificate, Plan, Prediction
 from fxpar.plans.program import Node
 from fxpar.plans.text import canonical_text
 from fxpar.splits import (
@@ -172,6 +172,7 @@ def plan_text(plan: Plan, *, full: bool = False) -> str:
         f"{made.get('model', 'model')} on {plan.cluster}{' CPU ranks' if plan.cluster.isdigit() else ''}, "
         f"mesh {mesh} ({mesh.world_size} ranks), "
         f"{made.get('precision', '')}".rstrip(", "),
+        *(f"asked for: {text}" for key, text in plan.provenance if key.startswith(ASKED_FOR)),
         "",
         f"step {ms(p.step_ns)} ({made.get('figures', 'simulated')}): compute {ms(p.compute_ns)}, "
         f"exposed communication {ms(p.exposed_ns)} of {ms(p.communication_ns)}",

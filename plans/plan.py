@@ -10,7 +10,9 @@ from fxpar.plans.layout import Layout
 from fxpar.plans.mesh import Mesh
 from fxpar.plans.program import Program
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+ASKED_FOR = "asked for "
+"""Begins the provenance keys of the constraints a plan was made under; the value is as on the command line."""
 NO_RULE = "no rule: "
 """Begins the provenance keys that name an op computed whole; the value says where and at what cost."""
 
@@ -21,6 +23,8 @@ class Decisions(msgspec.Struct, frozen=True):
     ``choices[n]``: per mesh axis the name of what it does to node ``n`` (see ``fxpar.rules.choices``).
     ``inputs`` / ``outputs``: the layout in which each program input is stored and each output is left.
     ``recompute``: forward nodes that backward runs again instead of keeping their results.
+    ``reuse``: backward hubs, in order, that read the copy the forward hub of the same value made, instead of making
+    their own (see ``fxpar.plans.lifetimes``).
     """
 
     mesh: Mesh
@@ -28,6 +32,7 @@ class Decisions(msgspec.Struct, frozen=True):
     inputs: tuple[Layout, ...]
     outputs: tuple[Layout, ...]
     recompute: tuple[int, ...] = ()
+    reuse: tuple[int, ...] = ()
 
 
 class CollectiveTotal(msgspec.Struct, frozen=True, array_like=True):
@@ -86,6 +91,7 @@ class Question(msgspec.Struct, frozen=True):
     as is best (None). ``recompute_free``: what runs again was chosen together with the placements; else it was given
     (the plan's). ``budget_units``: memory row in 64 KiB, None without one. ``optimizer_bytes``: per program input the
     optimizer's bytes per element. ``digest``: sha256 of the problem's numbers. ``rates``: the cluster as JSON.
+    ``zero`` and ``pins``: what the user asked for beyond that (see ``fxpar.constraints``).
     """
 
     roles: tuple[str, ...]
@@ -96,6 +102,8 @@ class Question(msgspec.Struct, frozen=True):
     optimizer_bytes: tuple[int, ...]
     digest: str
     rates: bytes
+    zero: int | None = None
+    pins: tuple[str, ...] = ()
 
 
 class Overlap(msgspec.Struct, frozen=True):

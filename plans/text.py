@@ -37,6 +37,10 @@ def text_lines(plan: Plan) -> Iterator[str]:
                f"recompute free {q.recompute_free} budget {q.budget_units} digest {q.digest!r}")
         yield f"  optimizer bytes {' '.join(map(str, q.optimizer_bytes))}"
         yield f"  rates {q.rates!r}"
+        if q.zero is not None:
+            yield f"  zero {q.zero}"
+        for pin in q.pins:
+            yield f"  pin {pin!r}"
     if c.proof is not None:
         yield f"  proof {_proof(c.proof)}"
     if c.overlap is not None:
@@ -63,10 +67,10 @@ def text_lines(plan: Plan) -> Iterator[str]:
         kept = "" if item.persistent else " not-in-state-dict"
         yield (f"v{item.value} = {item.kind} {item.name} {_type(plan, item.value)} stored {layout_text(layout)}"
                f"{grad}{kept}{ties}")
-    again = set(decisions.recompute)
+    again, reused = set(decisions.recompute), set(decisions.reuse)
     for index, (node, choice) in enumerate(zip(program.nodes, decisions.choices, strict=True)):
         outputs = ", ".join("_" if v < 0 else f"v{v} {_type(plan, v)}" for v in node.outputs)
-        repeated = " recomputed" if index in again else ""
+        repeated = " recomputed" if index in again else " kept from forward" if index in reused else ""
         yield (f"{outputs} = {node.op}({', '.join(_arg(a) for a in node.args)}) [{' '.join(choice)}] {node.phase}"
                f"{repeated}  # {node.module} {node.source}".rstrip())
     for output, layout in zip(program.outputs, decisions.outputs, strict=True):

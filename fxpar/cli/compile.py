@@ -10,11 +10,14 @@ from pathlib import Path
 
 from fxpar.cli import options as option
 from fxpar.cli.terminal import make_progress
+from fxpar.plans.codec import encode, read_plan
 from fxpar.plans.errors import FxparError
 
 EXAMPLE = """
 fxpar compile model.py -o plan.msgpack --cluster 2x8:h100
 fxpar compile model.py -o plan.msgpack --cluster 1x4:a100-80 --mesh dp=2,tp=2 --memory 72GiB
+fxpar compile model.py -o plan.msgpack --cluster 2x8:h100 --zero 3 --pin 'embed*.weight=Replicate'
+fxpar compile model.py -o plan.msgpack --mesh 2x4 --pin 'layers.*.mlp.up=a1:ffn' --pin 'attention=a1:heads'
 fxpar compile hf:llama/ -o plan.msgpack --task causal-lm --seq 4096 --batch 256 --precision bf16 --cluster 2x8:h100
 """
 
@@ -47,18 +50,33 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help="compute dtype (fp32); parameters stay in the dtype they are built in",
     )
     group.add_argument("--microbatches", type=option.positive, metavar="M", help="parts of the batch in time (1)")
-    group.add_argument("--zero", type=int, choices=range(4), help="how much parameters and states are sharded")
+    group.add_argument(
+        "--zero", type=int, choices=range(4),
+        help="how parameters, with gradients and optimizer state, are stored on every axis but those called tp: whole "
+        "(0), or cut wherever they can be, gathered for a use and freed (3); 1 and 2 are refused",
+    )
     group.add_argument(
         "--recompute", choices=("auto", "on", "off"),
         help="run forward ops again in backward instead of storing results: as memory asks (auto), on, off",
+    )
+    group.add_argument(
+        "--pin",
+        type=option.pin,
+        action="append",
+        default=[],
+        metavar="PATTERN=AXIS:PLACEMENT",
+        help="what mesh axes do to the parameters, inputs, modules or ops of a name, such as "
+        "'layers.*.fc.weight=tp:Shard(0)', 'embed*.weight=Replicate', 'layers.*.mlp.up=a1:ffn'; PLACEMENT: Replicate, "
+        "Shard(DIM), Partial, whole, or a logical dim (ffn, heads, batch ...) to split; without AXIS: for every axis. "
+        "May be repeated, adds to hints of model.py",
     )
     group.add_argument(
         "--hint",
         type=option.hint,
         action="append",
         default=[],
-        metavar="PATTERN=AXIS:PLACEMENT",
-        help="pin a placement, such as 'layers.*.fc.weight=tp:Shard(0)'; may be repeated, adds to hints of model.py",
+        metavar="PLAN",
+        help="an earlier plan of the same model, sizes and mesh to begin the search with (a PATTERN=... is a --pin)",
     )
     group.add_argument("--outputs", type=option.names, default=("loss",), help="outputs to keep: loss or all (loss)")
     group = parser.add_argument_group("search")
@@ -78,16 +96,15 @@ def run(options: argparse.Namespace) -> int:
     refused = {}
     if options.microbatches not in (None, 1):
         refused[f"--microbatches {options.microbatches}"] = "the batch runs in one part"
-    if options.zero is not None:
-        refused[f"--zero {options.zero}"] = "the solver decides how every parameter is stored"
-    if options.hint:
-        refused[f"--hint {options.hint[0]}"] = "the solver places every value itself; a named --mesh restricts it"
+    if options.zero in (1, 2):
+        refused[f"--zero {options.zero}"] = "the solver then stores parameters as is best; --zero 3 also cuts them all"
     option.refuse_unsupported(refused)
+    pins = (*options.pin, *(text for text in options.hint if not is_plan_file(text)))
     check_writable(options.output)
+    hints = [read_plan(text) for text in options.hint if is_plan_file(text)]
     source = option.model_source(options)
 
     from fxpar.compile import compile_model
-    from fxpar.plans.codec import encode
     from fxpar.rule_coverage import MissingRuleWarning
     from fxpar.show import notes, plan_facts, plan_text
 
@@ -99,7 +116,8 @@ def run(options: argparse.Namespace) -> int:
             mesh=options.mesh,
             memory=options.memory,
             precision=options.precision,
-            hints=source.hints,
+            pins=pins,
+            hints=hints,
             gap=options.gap,
             random_choices=options.random_choices,
             zero=options.zero,
@@ -117,6 +135,11 @@ def run(options: argparse.Namespace) -> int:
         print(plan_text(result.plan))
         print(f"wrote {options.output}")
     return 0
+
+
+def is_plan_file(hint: str) -> bool:
+    """False for a hint that is a pin: it has a = and is not the path of a file."""
+    return Path(hint).is_file() or "=" not in hint
 
 
 def check_writable(output: str) -> None:

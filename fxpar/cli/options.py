@@ -5,6 +5,7 @@ A value that cannot be read is a usage error (exit code 2), said by argparse wit
 
 import argparse
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fxpar.plans.errors import FxparError, UnsupportedError, collect_errors
@@ -122,15 +123,20 @@ def mesh(text: str) -> "Mesh":
         raise argparse.ArgumentTypeError("; ".join((error.what, *error.numbers, error.way_out))) from error
 
 
-def hint(text: str) -> str:
+def pin(text: str) -> str:
     """`PATTERN=AXIS:PLACEMENT`, as it is: only its form is looked at here."""
-    pattern, _, placement = text.rpartition("=")
-    axis, _, kind = placement.partition(":")
-    if not (pattern and axis and kind):
-        raise argparse.ArgumentTypeError(
-            f"'{text}' is not PATTERN=AXIS:PLACEMENT, such as 'layers.*.fc.weight=tp:Shard(0)'"
-        )
+    from fxpar.pins import parse_pin
+
+    try:
+        parse_pin(text)
+    except FxparError as error:
+        raise argparse.ArgumentTypeError("; ".join((error.what, *error.numbers, error.way_out))) from error
     return text
+
+
+def hint(text: str) -> str:
+    """A plan file that is there, or a pin."""
+    return text if Path(text).is_file() or "=" not in text else pin(text)
 
 
 def names(text: str) -> tuple[str, ...]:

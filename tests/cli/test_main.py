@@ -55,7 +55,9 @@ def test_help_and_version(capsys):
         (["compile", "m.py", "-o", "p", "--mesh", "dp=2,dp=2"], "names an axis twice"),
         (["compile", "m.py", "-o", "p", "--mesh", "2", "--memory", "lots"], "--memory: 'lots'"),
         (["compile", "m.py", "-o", "p", "--mesh", "2", "--gap", "1"], "--gap: '1'"),
-        (["compile", "m.py", "-o", "p", "--mesh", "2", "--hint", "a=b"], "--hint: 'a=b'"),
+        (["compile", "m.py", "-o", "p", "--mesh", "2", "--hint", "a=tp:"], "--hint: 'a=tp:'"),
+        (["compile", "m.py", "-o", "p", "--mesh", "2", "--pin", "a"], "--pin: 'a' is not a pin"),
+        (["compile", "m.py", "-o", "p", "--mesh", "2", "--zero", "4"], "--zero"),
         (["compile", "m.py", "-o", "p", "--mesh", "2", "--microbatches", "0"], "--microbatches: '0'"),
         (["compile", "m.py", "-o", "p", "--mesh", "2", "--precision", "int1"], "--precision"),
         (["compile", "m.py", "-o", "p", "--mesh", "2", "--outputs", "a,,b"], "--outputs"),
@@ -76,7 +78,6 @@ def test_usage_errors_are_2_and_name_the_option(arguments, said, capsys):
     [
         (["--microbatches", "4"], "--microbatches 4"),
         (["--zero", "2"], "--zero 2"),
-        (["--hint", "fc.*=tp:Shard(0)"], "--hint fc.*=tp:Shard(0)"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(option, said, capsys, model_file, tmp_path):
@@ -146,7 +147,7 @@ def test_amounts_of_memory():
 
 
 def test_hints_and_names_are_read():
-    assert hint("a=b.*=tp:Shard(0)") == "a=b.*=tp:Shard(0)"
+    assert hint("a=b.*=tp:Shard(0)") == "a=b.*=tp:Shard(0)" and hint("plan.msgpack") == "plan.msgpack"
     assert names("loss, logits") == ("loss", "logits")
 
 
