@@ -3,7 +3,9 @@
     x ──▶ mm        x ──▶ hub ──▶ mm
       └─▶ mm    =>            └─▶ mm
 
-Forward and backward get a hub each: a layout that only the backward reads should not live through the forward.
+Forward and backward get a hub each: a layout that only the backward reads should not live through the forward. What a
+parameter is read as in both has a hub in both, read once or not: its gathered copy may be kept from one to the other
+(see ``fxpar.plans.lifetimes``).
 """
 
 from __future__ import annotations
@@ -13,22 +15,29 @@ from collections.abc import Sequence
 import msgspec
 
 from fxpar.plans.program import Arg, Node, Program, Ref, map_refs, node_inputs
+from fxpar.restrict import parameter_roots
 from fxpar.rules.ops.hub import HUB
 
 
 def shared_values(program: Program) -> dict[tuple[int, str], list[int]]:
-    """(value, phase) -> the nodes of that phase that read the value, where there are at least two."""
+    """(value, phase) -> the nodes of that phase that read the value, where there are at least two, or where the value
+    is a parameter (itself, cast or viewed) that the other phase reads, too, and no hub stands there yet."""
     readers: dict[tuple[int, str], list[int]] = {}
     already = {v for node in program.nodes if node.op == HUB for v in node.outputs}
     for index, node in enumerate(program.nodes):
         for value in dict.fromkeys(node_inputs(node)):
             if value not in already:
                 readers.setdefault((value, node.phase), []).append(index)
-    return {key: found for key, found in readers.items() if len(found) > 1}
+    stored = parameter_roots(program)
+    both = {v for v, _ in readers if v in stored and (v, "forward") in readers and (v, "backward") in readers}
+    return {
+        (value, phase): found for (value, phase), found in readers.items()
+        if len(found) > 1 or (value in both and program.nodes[found[0]].op != HUB)
+    }
 
 
 def insert_hubs(program: Program) -> Program:
-    """The program with a hub, right before the first reader, for every value that several nodes of a phase read.
+    """The program with a hub, right before the first reader, for every value of :func:`shared_values`.
 
     The readers of that phase read the hub's result; what leaves the program stays as it is. Values are renumbered in
     definition order; ``dims``, if analysed, follow. Applying it again changes nothing.

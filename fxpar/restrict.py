@@ -111,7 +111,7 @@ class Restriction:
 
 def weight_operands(program: Program) -> dict[int, tuple[int, ...]]:
     """Per forward matmul or convolution, the operands that are a parameter, seen through views and casts."""
-    roots = _roots(program)
+    roots = parameter_roots(program)
     result = {}
     for index, node in enumerate(program.nodes):
         if node.phase == "forward" and node.op in _WEIGHT_OPERAND:
@@ -124,12 +124,12 @@ def weight_operands(program: Program) -> dict[int, tuple[int, ...]]:
 
 def weight_values(program: Program, weights: dict[int, tuple[int, ...]]) -> frozenset[int]:
     """The parameters (of at least two dims) that :func:`weight_operands` found in use."""
-    roots = _roots(program)
+    roots = parameter_roots(program)
     used = {roots[node_inputs(program.nodes[n])[o]] for n, operands in weights.items() for o in operands}
     return frozenset(v for v in used if len(program.types[v].shape) > 1)
 
 
-def _roots(program: Program) -> dict[int, int]:
+def parameter_roots(program: Program) -> dict[int, int]:
     """Values that are a parameter seen through views and casts -> the parameter's value."""
     roots = {i.value: i.value for i in program.inputs if i.kind == "parameter"}
     for node in program.nodes:

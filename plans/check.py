@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from fxpar.plans.dtypes import DTYPE_BYTES
 from fxpar.plans.errors import PlanFileError
 from fxpar.plans.layout import Dims, Layout, Partial, global_shape, layout_text, valid_layout
+from fxpar.plans.lifetimes import reuse_problems
 from fxpar.plans.plan import Plan
 from fxpar.plans.program import Arg, Dtype, Input, Program, node_inputs
 
@@ -58,6 +59,7 @@ def plan_problems(plan: Plan) -> Iterator[str]:
     for index in decisions.recompute:
         if not 0 <= index < len(program.nodes) or program.nodes[index].phase != "forward":
             yield f"recompute names node {index}, which is no forward node"
+    yield from reuse_problems(program, decisions)
     yield from _certificate_problems(plan)
 
 

@@ -63,6 +63,7 @@ class Wire(msgspec.Struct, frozen=True):
     structure: Arg
     mesh: Mesh
     recompute: tuple[int, ...]
+    reuse: tuple[int, ...]
     cluster: str
     memory_bytes: int
     prediction: Prediction
@@ -96,8 +97,8 @@ def to_wire(plan: Plan) -> Wire:
         tuple((i, layout_of[lay]) for i, lay in zip(program.inputs, decisions.inputs, strict=True)),
         tuple((o, layout_of[lay]) for o, lay in zip(program.outputs, decisions.outputs, strict=True)),
         program.constants, program.baked, program.call, program.structure, decisions.mesh, decisions.recompute,
-        plan.cluster, plan.memory_bytes, plan.prediction, plan.candidates, plan.certificate, plan.fingerprint,
-        plan.provenance,
+        decisions.reuse, plan.cluster, plan.memory_bytes, plan.prediction, plan.candidates, plan.certificate,
+        plan.fingerprint, plan.provenance,
     )
 
 
@@ -130,7 +131,7 @@ def from_wire(wire: Wire) -> Plan:
         tuple(pick(wire.choices, n.choice, "choice") for n in wire.nodes),
         tuple(pick(wire.layouts, lay, "layout") for _, lay in wire.inputs),
         tuple(pick(wire.layouts, lay, "layout") for _, lay in wire.outputs),
-        wire.recompute,
+        wire.recompute, wire.reuse,
     )
     return Plan(program, decisions, wire.cluster, wire.memory_bytes, wire.prediction, wire.candidates,
                 wire.certificate, wire.fingerprint, wire.provenance)

@@ -7,7 +7,8 @@ Every node becomes its local call; wherever a value is needed in another layout 
 
 A choice that expands (:mod:`fxpar.rules.expansion`) becomes several ops and collectives.
 A node of ``fxpar.hub.default`` only names a layout: its operand's reshard, no op. Nodes in ``Decisions.recompute`` run
-again in backward, right before their first use there.
+again in backward, right before their first use there. A backward hub in ``Decisions.reuse`` is the forward hub's local
+value, which lives until then; that hub's reshard is never made again.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from functools import lru_cache
 
 from fxpar.plans.errors import PlanFileError
 from fxpar.plans.layout import Dims, Layout, largest_shape, layout_text, local_shape
+from fxpar.plans.lifetimes import HUB, hub_partners, reuse_problems
 from fxpar.plans.mesh import Mesh
 from fxpar.plans.plan import Decisions
 from fxpar.plans.program import Arg, Node, Program, Ref, TensorType, map_refs, node_inputs
@@ -26,8 +28,6 @@ from fxpar.rules.factor_rule import rebind
 from fxpar.rules.localise import expansion_of, local_call
 from fxpar.runtime.local import AnyStep, CollectiveStep, Geometry, LocalProgram, LocalStep, OpStep, Phase
 from fxpar.runtime.rewrite.geometry import all_to_all_swap, exchange_geometry, gather_cut, scatter_cut
-
-HUB = "fxpar.hub.default"
 
 
 def localise(program: Program, decisions: Decisions, coords: tuple[int, ...]) -> LocalProgram:
@@ -57,6 +57,10 @@ def _check_counts(program: Program, decisions: Decisions) -> None:
     ):
         if have != want:
             raise PlanFileError(f"the plan has {have} {what} for {want} of its program")
+    problems = list(reuse_problems(program, decisions))
+    if problems:
+        raise PlanFileError("the plan keeps a copy that cannot be kept", where=f"mesh {decisions.mesh}",
+                            numbers="; ".join(problems[:5]), way_out="compile the plan again with `fxpar compile`")
 
 
 class _Localiser:
@@ -71,6 +75,8 @@ class _Localiser:
         self.produced: dict[int, tuple[Layout, int]] = {}
         self.recomputed: dict[int, tuple[Layout, int]] = {}
         self.resharded: dict[tuple[int, Layout, Phase], int] = {}
+        # backward hub -> the forward hub whose local value it is
+        self.kept = {n: h for n, h in hub_partners(program).items() if n in decisions.reuse} if decisions.reuse else {}
         self.again = frozenset(decisions.recompute)
         self.sites = sites_of(program)
         self.calls: dict[tuple[Site, tuple[str, ...]], tuple[str, tuple[Arg, ...]]] = {}
@@ -130,6 +136,9 @@ class _Localiser:
                 f"the plan's choice {self.decisions.choices[index]} is not one that {node.op} offers",
                 where=_place(index, node),
             )
+        if index in self.kept:
+            into[node.outputs[0]] = self.produced[self.program.nodes[self.kept[index]].outputs[0]]
+            return
         repeated = into is self.recomputed
         operands = tuple(
             self.use(value, layout, phase) for value, layout in zip(node_inputs(node), choice.inputs, strict=True)

@@ -5,6 +5,7 @@ import random
 import torch
 
 from fxpar.plans.layout import Shard, replicated, valid_layout
+from fxpar.plans.lifetimes import hub_partners, keep_copies
 from fxpar.plans.mesh import Mesh
 from fxpar.plans.plan import Decisions
 from fxpar.plans.program import Arg, Input, Node, Output, Program, Ref, TensorType
@@ -99,10 +100,11 @@ def random_layout(dims, mesh: Mesh, rng: random.Random, sayable=False):
     return replicated(mesh)
 
 
-def random_decisions(program, mesh, rng: random.Random, recompute=False, sayable=False):
+def random_decisions(program, mesh, rng: random.Random, recompute=False, sayable=False, reuse=True):
     """Any feasible choice per node, any stored layout, gradients in their parameter's layout.
 
-    ``sayable``: layouts at the surface are such that a plan may have them.
+    ``sayable``: layouts at the surface are such that a plan may have them. ``reuse``: some copies
+    are kept for backward.
     """
     choices = tuple(rng.choice(joint_choices(site_of(n, program), mesh)).names for n in program.nodes)
     stored = {
@@ -122,7 +124,9 @@ def random_decisions(program, mesh, rng: random.Random, recompute=False, sayable
     )
     forward = [i for i, n in enumerate(program.nodes) if n.phase == "forward"]
     again = tuple(i for i in forward if recompute and rng.random() < 0.5)
-    return Decisions(mesh, choices, tuple(stored[i.value] for i in program.inputs), outputs, again)
+    decisions = Decisions(mesh, choices, tuple(stored[i.value] for i in program.inputs), outputs, again)
+    hubs = [h for h in hub_partners(program) if reuse and rng.random() < 0.5]
+    return keep_copies(program, decisions, hubs)
 
 
 def pure_data_parallel(program, mesh):
