@@ -39,6 +39,7 @@ from fxpar.plans.program import Program, TensorType, node_inputs
 from fxpar.precision import COMPUTE, reduced_early
 from fxpar.prices import Prices
 from fxpar.recompute import layer_of
+from fxpar.reshard_tables import PriceKind
 from fxpar.rules.choices import JointChoice, Site, axis_choices, factors_on_atoms, joint_choices
 from fxpar.solver.problem import FORBIDDEN, Edge, IntArray, Problem, Variable
 from fxpar.stored import stored_layouts
@@ -261,19 +262,19 @@ def formulate(
         return layouts_out[c, output]
 
     whole = replicated(mesh)
-    builder = _Tables()
+    builder = _Tables(prices)
     for output in program.outputs:
         s = source[output.value]
         dims, kind = program.dims[output.value], program.types[output.value]
         if output.kind in ("gradient", "buffer"):
             edges[s.owner, s.output, owner_of[output.name], (), False, dims, kind] += 1
         else:
-            left = builder.matrix(out_layouts(s.owner, s.output), (whole,), dims, kind, prices.reshard_ns)
+            left = builder.matrix(out_layouts(s.owner, s.output), (whole,), dims, kind, "reshard")
             costs[s.owner] = costs[s.owner] + left[:, 0]
     result_edges = []
     for (u, o, v, operands, crossing, dims, kind), weight in edges.items():
         wanted = tuple(tuple(s.inputs[i] for s in node_states[v]) for i in operands) or (input_states[v],)
-        price = prices.gradient_ns if not operands else prices.input_ns if u in input_states else prices.reshard_ns
+        price: PriceKind = "gradient" if not operands else "input" if u in input_states else "reshard"
         pair = modes.pair(u, v, crossing) if operands else None
         if u == v:
             own = builder.joint_matrix(out_layouts(u, o), wanted, dims, kind, price)
@@ -425,16 +426,12 @@ def _add_activations(
                 memory[c][i] += _units(size if mode == KEPT else -(-size // modes.layers[c]))
 
 
-Price = Callable[[Layout, Layout, Dims, TensorType], int]
-"""ns of a reshard: one of the methods of Prices."""
-
-
 @dataclass(frozen=True)
 class _Flags:
-    """``price``: what a reshard on the edge costs; ``keep_sums``: pending sums may not be reduced; ``pair``: the modes
-    at both ends, where they matter."""
+    """``price``: what travels in buckets on the edge; ``keep_sums``: pending sums may not be reduced; ``pair``: the
+    modes at both ends, where they matter."""
 
-    price: Price
+    price: PriceKind
     keep_sums: bool = False
     pair: Pair | None = None
 
@@ -442,24 +439,26 @@ class _Flags:
 class _Tables:
     """Reshard tables, each distinct one once."""
 
-    def __init__(self) -> None:
+    def __init__(self, prices: Prices) -> None:
+        self.prices = prices
         self.tables: list[IntArray] = []
         self._known: dict[Hashable, int] = {}
         self._matrices: dict[Hashable, IntArray] = {}
 
     def matrix(
-        self, source: Sequence[Layout], target: Sequence[Layout], dims: Dims, kind: TensorType, price: Price
+        self, source: Sequence[Layout], target: Sequence[Layout], dims: Dims, kind: TensorType, price: PriceKind
     ) -> IntArray:
         """[len(source), len(target)] ns of resharding."""
         rows, row_of = _unique(source)
         columns, column_of = _unique(target)
         key = (rows, columns, dims, kind.dtype, price)
         if key not in self._matrices:
-            self._matrices[key] = np.array([[price(a, b, dims, kind) for b in columns] for a in rows], np.int64)
+            self._matrices[key] = self.prices.reshard_table(rows, columns, dims, kind, price)
         return self._matrices[key][np.ix_(row_of, column_of)]
 
     def joint_matrix(
-        self, source: Sequence[Layout], wanted: Sequence[Sequence[Layout]], dims: Dims, kind: TensorType, price: Price
+        self, source: Sequence[Layout], wanted: Sequence[Sequence[Layout]], dims: Dims, kind: TensorType,
+        price: PriceKind,
     ) -> IntArray:
         """[maker's states, reader's states] ns; ``wanted[i]``: the layouts the reader's states want for the i-th
         operand that the value is."""

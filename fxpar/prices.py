@@ -5,9 +5,12 @@ Prices are of the rank at coordinate 0 of every axis, which holds the largest sh
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
+
+import numpy as np
 
 from fxpar.cost.cluster import Cluster
 from fxpar.cost.collectives import CollectiveKind, collective_ns
@@ -16,12 +19,16 @@ from fxpar.cost.op_work import TensorShape, tensor_bytes, work_of
 from fxpar.plans.layout import Dims, Layout, largest_shape, largest_size
 from fxpar.plans.mesh import Mesh
 from fxpar.plans.program import TensorType
-from fxpar.plans.reshard import COLLECTIVES, Step, reshard_steps
+from fxpar.plans.reshard import COLLECTIVES, Step, StepKind, reshard_steps
+from fxpar.reshard_tables import IntArray, PriceKind, ReshardTable
 from fxpar.rules.choices import JointChoice, Site
 from fxpar.rules.expansion import Exchange, Expansion
 from fxpar.rules.factor_rule import argument_names
 from fxpar.rules.localise import expansion_of
 from fxpar.runtime.rewrite.bucket import BUCKET_BYTES
+
+PAIRS_ONE_BY_ONE = 64
+"""A table of fewer pairs is priced pair by pair."""
 
 MovingKind = CollectiveKind | Literal["halo", "halo_sum"]
 
@@ -56,13 +63,34 @@ class Prices:
 
     def step_ns(self, step: Step, dims: Dims, dtype: str) -> int:
         """Time of one reshard step."""
-        if step.kind == "alias":
+        return self.move_ns(step.kind, step.axis, step_elements_held(step, dims, self.mesh), dtype)
+
+    def move_ns(self, kind: StepKind, axis: int, elements: int, dtype: str, shared: bool = False) -> int:
+        """Time of a reshard step on ``elements`` (:func:`step_elements_held`); of a small collective that travels in a
+        ``shared`` bucket its share of a full one's."""
+        if kind == "alias":
             return 0
-        size = step_bytes(step, dims, dtype, self.mesh)
-        if step.kind in COLLECTIVES:
-            return self.collective_ns(step.kind, step.axis, size)  # type: ignore[arg-type]
-        # slices and zeroings are copies of what stays
-        return compute_ns(self.cluster.device, Work("memory", 0, 2 * size, dtype))
+        size = tensor_bytes(TensorShape((elements,), dtype))
+        if kind not in COLLECTIVES:
+            # slices and zeroings are copies of what stays
+            return compute_ns(self.cluster.device, Work("memory", 0, 2 * size, dtype))
+        if shared and size < BUCKET_BYTES:
+            whole = self.collective_ns(kind, axis, BUCKET_BYTES)  # type: ignore[arg-type]
+            return -(-whole * size // BUCKET_BYTES)
+        return self.collective_ns(kind, axis, size)  # type: ignore[arg-type]
+
+    def reshard_table(
+        self, sources: Sequence[Layout], targets: Sequence[Layout], dims: Dims, kind: TensorType, priced: PriceKind
+    ) -> IntArray:
+        """[sources, targets] ns: :meth:`reshard_ns`, :meth:`gradient_ns` or :meth:`input_ns` of all pairs."""
+        price = {"reshard": self.reshard_ns, "gradient": self.gradient_ns, "input": self.input_ns}[priced]
+        if len(sources) * len(targets) < PAIRS_ONE_BY_ONE:
+            return np.array([[price(a, b, dims, kind) for b in targets] for a in sources], np.int64)
+        table = ReshardTable(
+            dims, self.mesh, [p for layout in (*sources, *targets) for p in layout],
+            lambda step, axis, elements, shared: self.move_ns(step, axis, elements, kind.dtype, shared), priced,
+        )
+        return table.matrix(sources, targets, lambda a, b: price(a, b, dims, kind))
 
     def collective_ns(self, kind: MovingKind, axis: int | tuple[int, ...], size: int) -> int:
         """Time of a collective of ``size`` bytes (the full tensor of one rank; of a halo what one neighbour gets)."""
@@ -75,12 +103,15 @@ class Prices:
         return tensor_bytes(TensorShape((largest_size(dims, layout, self.mesh),), dtype))
 
 
-def step_bytes(step: Step, dims: Dims, dtype: str, mesh: Mesh) -> int:
-    """Bytes of the full tensor of the step on one rank (of the kept piece, for local steps)."""
+def step_elements_held(step: Step, dims: Dims, mesh: Mesh) -> int:
+    """Elements of the full tensor of the step on one rank (of the kept piece, for local steps)."""
     size = largest_size(dims, step.after, mesh)
-    if step.kind in COLLECTIVES:
-        size = max(size, largest_size(dims, step.before, mesh))
-    return tensor_bytes(TensorShape((size,), dtype))
+    return max(size, largest_size(dims, step.before, mesh)) if step.kind in COLLECTIVES else size
+
+
+def step_bytes(step: Step, dims: Dims, dtype: str, mesh: Mesh) -> int:
+    """:func:`step_elements_held` in bytes."""
+    return tensor_bytes(TensorShape((step_elements_held(step, dims, mesh),), dtype))
 
 
 @lru_cache(maxsize=500_000)
@@ -109,12 +140,7 @@ def _input_ns(prices: Prices, source: Layout, target: Layout, dims: Dims, dtype:
 
 
 def _in_bucket_ns(prices: Prices, step: Step, dims: Dims, dtype: str) -> int:
-    """Time of a collective, of a small one its share of a full bucket's."""
-    size = 0 if step.kind == "alias" else step_bytes(step, dims, dtype, prices.mesh)
-    if step.kind == "alias" or size >= BUCKET_BYTES:
-        return prices.step_ns(step, dims, dtype)
-    whole = prices.collective_ns(step.kind, step.axis, BUCKET_BYTES)  # type: ignore[arg-type]
-    return -(-whole * size // BUCKET_BYTES)
+    return prices.move_ns(step.kind, step.axis, step_elements_held(step, dims, prices.mesh), dtype, shared=True)
 
 
 @lru_cache(maxsize=200_000)

@@ -2,7 +2,8 @@
 
 The same chain is priced by the compiler and lowered by the runtime, so price and program cannot disagree. A chain is
 found by Dijkstra's algorithm over the layouts in which every axis has its old placement, Replicate, or its new
-placement; a step's weight is the number of elements that cross the axis per rank (ring algorithms).
+placement, and never goes back; a step's weight is the number of elements that cross the axis per rank (ring
+algorithms). Of chains of equal weight the one is taken that moves less over outer axes and copies less.
 """
 
 from __future__ import annotations
@@ -32,6 +33,10 @@ StepKind: TypeAlias = Literal[
     "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "slice", "to_partial", "alias"
 ]
 COLLECTIVES: frozenset[str] = frozenset({"all_reduce", "reduce_scatter", "all_gather", "all_to_all"})
+
+
+COLLECTIVE_WEIGHT, LOCAL_WEIGHT = 64, 1
+"""Elements that a step weighs besides what it moves: a collective's latency, and a preference for short chains."""
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -82,10 +87,10 @@ def same_pieces(old: Shard, new: Shard, dims: Dims, ranks: int) -> bool:
     return math.prod(dims[old.dim][old.first : old.first + shorter]) % ranks == 0
 
 
-def _kind(layout: Layout, axis: int, new: Placement, dims: Dims, mesh: Mesh) -> StepKind | None:
-    old = layout[axis]
+def kind_of_step(old: Placement, new: Placement, dims: Dims, ranks: int) -> StepKind | None:
+    """The step from ``old`` to another placement on an axis of ``ranks``, for a tensor with dims ``dims``."""
     if isinstance(old, Shard) and isinstance(new, Shard) and old.overlaps(new):
-        return "alias" if same_pieces(old, new, dims, mesh.sizes[axis]) else None
+        return "alias" if same_pieces(old, new, dims, ranks) else None
     return step_kind(old, new)
 
 
@@ -117,26 +122,37 @@ def reshard_steps(source: Layout, target: Layout, dims: Dims, mesh: Mesh) -> tup
         return ()
     if not (valid_layout(source, dims) and valid_layout(target, dims)):
         raise ValueError(f"no reshard {layout_text(source)} -> {layout_text(target)} for dims {dims}")
-    options = [tuple(dict.fromkeys((s, REPLICATE, t))) for s, t in zip(source, target, strict=True)]
-    queue: list[tuple[int, int, tuple[Step, ...], Layout]] = [(0, 0, (), source)]
+    onward = [_onward(s, t) for s, t in zip(source, target, strict=True)]
+    queue: list[tuple[int, int, int, tuple[Step, ...], Layout]] = [(0, 0, 0, (), source)]
     done: set[Layout] = set()
     order = 0
     while queue:
-        weight, _, steps, layout = heapq.heappop(queue)
+        weight, tie, _, steps, layout = heapq.heappop(queue)
         if layout == target:
             return steps
         if layout in done:
             continue
         done.add(layout)
-        for axis, choices in enumerate(options):
-            for new in choices:
-                kind = _kind(layout, axis, new, dims, mesh) if new != layout[axis] else None
+        for axis, moves in enumerate(onward):
+            for new in moves.get(layout[axis], ()):
+                kind = kind_of_step(layout[axis], new, dims, mesh.sizes[axis])
                 after = (*layout[:axis], new, *layout[axis + 1 :])
                 if kind is None or after in done or not _legal(layout, axis, new) or not valid_layout(after, dims):
                     continue
-                order += 1  # ties: the chain found first, the same on every machine
+                order += 1  # ties that are left: the chain found first, the same on every machine
                 moved = step_elements(kind, layout, after, axis, dims, mesh)
-                # 1 per step prefers short chains; 64 per collective stands for its latency
-                cost = weight + moved + (64 if kind in COLLECTIVES else 1)
-                heapq.heappush(queue, (cost, order, (*steps, Step(kind, axis, layout, after)), after))
+                copied = largest_size(dims, after, mesh) if kind in ("slice", "to_partial") else 0
+                heapq.heappush(queue, (
+                    weight + moved + (COLLECTIVE_WEIGHT if kind in COLLECTIVES else LOCAL_WEIGHT),
+                    tie + moved * (len(mesh.axes) - axis) + copied,
+                    order, (*steps, Step(kind, axis, layout, after)), after,
+                ))
     raise ValueError(f"no reshard {layout_text(source)} -> {layout_text(target)} for dims {dims}")
+
+
+def _onward(source: Placement, target: Placement) -> dict[Placement, tuple[Placement, ...]]:
+    """Per placement of an axis on the way, the next ones: to Replicate, and from there, or at once, to the target."""
+    moves = {source: tuple(p for p in dict.fromkeys((REPLICATE, target)) if p != source)}
+    if source != REPLICATE and target != REPLICATE:
+        moves[REPLICATE] = (target,)
+    return moves
