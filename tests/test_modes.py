@@ -12,11 +12,12 @@ from fxpar.plans.mesh import parse_mesh
 from fxpar.plans.plan import Decisions
 from fxpar.plans.program import Program, node_inputs
 from fxpar.recompute import layer_of, recompute_nodes
+from fxpar.replay_memory import storage_roots
 from fxpar.runtime.local import CollectiveStep, OpStep, type_bytes
 from fxpar.runtime.rewrite.localise import localise
 from fxpar.runtime.rewrite.partition import partition
 from fxpar.runtime.rewrite.passes import rewrite
-from fxpar.simulate import local_step_ns, storage_roots
+from fxpar.simulate import local_step_ns
 from fxpar.solver.random_assignment import random_assignment
 from tests.compiled import adamw, decoder_program, mlp_program, prices
 
