@@ -1,14 +1,15 @@
 """What the names of mesh axes ask for, as filters over choices.
 
 An anonymous axis leaves the solver free. ``dp`` splits the batch wherever an op can, and nothing else; parameters stay
-whole on it, or are cut on it between uses (ZeRO-3). ``tp`` never splits the batch, must split every matmul weight that
-can be split, and stores it cut.
+whole on it, or are cut on it between uses (ZeRO-3), casts and views of them with them. ``tp`` never splits the batch,
+must split every matmul weight that can be split, and stores it cut.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from fxpar.plans.errors import FxparError, UnsupportedError
 from fxpar.plans.layout import Layout, Replicate, Shard
@@ -60,7 +61,16 @@ class Restriction:
         self, index: int, choices: Sequence[JointChoice], axis: int
     ) -> Sequence[JointChoice]:
         batch = [c for c in choices if self._splits_batch(index, c.names[axis])]
+        if not batch and self.sharded is not False and index in self._carriers:
+            return choices
         return batch or [c for c in choices if not c.names[axis].startswith("f")]
+
+    @cached_property
+    def _carriers(self) -> frozenset[int]:
+        """Nodes that pass a parameter on: where it is stored in pieces they may work on pieces, so that a cast to
+        bfloat16 halves what is gathered."""
+        roots = parameter_roots(self.program)
+        return frozenset(n for n, node in enumerate(self.program.nodes) if not roots.keys().isdisjoint(node.outputs))
 
     def _weights_only(
         self, index: int, choices: Sequence[JointChoice], axis: int

@@ -12,8 +12,8 @@ from fxpar.plans.errors import FxparError, UnsupportedError
 from fxpar.plans.layout import Replicate, Shard
 from fxpar.plans.mesh import parse_mesh
 from fxpar.plans.plan import Plan
-from fxpar.restrict import check_axis_names, roles_of, weight_operands, weight_values
-from fxpar.rules.choices import choice_by_names, site_of
+from fxpar.restrict import Restriction, check_axis_names, roles_of, weight_operands, weight_values
+from fxpar.rules.choices import choice_by_names, joint_choices, site_of
 from tests.compiled import decoder_plan, decoder_program, decoder_source, mlp_program
 
 torch.set_num_threads(1)
@@ -60,6 +60,21 @@ def test_tp_splits_every_weight_and_never_the_batch(mesh, axis):
             assert layout[axis] == Replicate()
     for node, choice in forward_products(plan):
         assert choice.outputs[0][axis] != Shard(0), node
+
+
+def test_parameters_in_pieces_are_cast_in_pieces():
+    """In bfloat16 half as much is gathered: a dp axis that stores parameters cut may also cut casts of them."""
+    program = decoder_program("bf16")
+    mesh = parse_mesh("dp=2")
+    casts = [n for n, node in enumerate(program.nodes) if node.op == "aten._to_copy.default"
+             and node.args[0].id in {i.value for i in program.inputs if i.kind == "parameter"}]
+    assert casts
+    for sharded, cut in ((True, True), (None, True), (False, False)):
+        restriction = Restriction(program, ("dp",), lambda *_: False, lambda *_: False, {}, frozenset(), sharded)
+        for index in casts:
+            site = site_of(program.nodes[index], program)
+            offered = restriction.nodes(index, site, joint_choices(site, mesh))
+            assert any(isinstance(c.inputs[0][0], Shard) for c in offered) == cut
 
 
 def test_weights_are_found_through_views_and_casts():
