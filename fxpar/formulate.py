@@ -18,12 +18,16 @@ from functools import cached_property
 import numpy as np
 
 from fxpar.layers import Classes, tie_layers
+from fxpar.lifetimes import keepable, pairs_allowed, pinned_hub_modes
 from fxpar.modes import (
     AGAIN,
     DROPPED,
+    HELD,
     KEPT,
+    Copies,
     Kind,
     Pair,
+    Part,
     crosses,
     kind_of,
     nodes_to_repeat,
@@ -56,7 +60,8 @@ InputFilter = Callable[[int, Sequence[Layout]], Sequence[Layout]]
 class Formulation:
     """A problem and what its states mean. Class ids are those of ``classes``; variables follow the same order.
 
-    ``modes``: per class of nodes the mode of every state; empty when ``recompute`` was given.
+    ``modes``: per class of nodes the mode of every state; empty when ``recompute`` was given. ``copies``: backward hub
+    -> forward hub whose copy it may read, ``hub_modes``: the modes of the states of their classes.
     """
 
     program: Program
@@ -67,6 +72,8 @@ class Formulation:
     problem: Problem
     recompute: tuple[int, ...] = ()
     modes: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    copies: dict[int, int] = field(default_factory=dict)
+    hub_modes: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def decisions(self, assignment: Sequence[int]) -> Decisions:
         """The decisions that an assignment stands for."""
@@ -74,13 +81,22 @@ class Formulation:
         recompute = self.recompute
         if self.modes:
             recompute = nodes_to_repeat(self.program, [self.modes[c][assignment[c]] for c in self.classes.nodes])
+        of = self.classes.nodes
+        reuse = tuple(sorted(b for b in self.copies if self.hub_modes[of[b]][assignment[of[b]]] == HELD
+                             and self._holds(self.copies[b], assignment)))
+        held = {self.copies[b] for b in reuse}
         return Decisions(
             self.mesh,
             tuple(self.node_states[c][assignment[c]].names for c in self.classes.nodes),
             inputs,
             output_layouts(self.program, inputs, self.mesh),
-            recompute,
+            tuple(n for n in recompute if n not in held),
+            reuse,
         )
+
+    def _holds(self, hub: int, assignment: Sequence[int]) -> bool:
+        c = self.classes.nodes[hub]
+        return self.hub_modes[c][assignment[c]] == HELD
 
     def assignment(self, decisions: Decisions) -> tuple[int, ...] | None:
         """The states of given decisions, None when some of them are not among the states or differ inside a class.
@@ -89,21 +105,28 @@ class Formulation:
         """
         result: dict[int, int] = {}
         wanted: dict[int, int] = {}
+        if not self.copies.keys() >= set(decisions.reuse):
+            return None
         if self.modes:
-            read, _ = pinned_modes(self.program, decisions.recompute)
+            read, _ = pinned_modes(self.program, decisions.recompute, decisions.reuse)
             for c, mode in zip(self.classes.nodes, read, strict=True):
                 # what the last layer drops, because nothing there wants it, the others may keep
                 if wanted.setdefault(c, mode) == DROPPED:
                     wanted[c] = mode
                 elif mode not in (DROPPED, wanted[c]):
                     return None
+        hubs = self._hubs_wanted(decisions, wanted)
+        if hubs is None:
+            return None
         for c, names in zip(self.classes.nodes, decisions.choices, strict=True):
             found = [i for i, s in enumerate(self.node_states[c]) if s.names == names]
             if self.modes:
-                mode = wanted[c]
+                mode = hubs.get(c, wanted[c])
                 if mode == DROPPED and DROPPED not in self.modes[c]:
                     mode = KEPT
                 found = [i for i in found if self.modes[c][i] == mode]
+            elif c in hubs:
+                found = [i for i in found if self.hub_modes[c][i] == hubs[c]]
             if not found or result.setdefault(c, found[0]) != found[0]:
                 return None
         for c, layout in zip(self.classes.inputs, decisions.inputs, strict=True):
@@ -111,6 +134,22 @@ class Formulation:
             if layout not in states or result.setdefault(c, states.index(layout)) != states.index(layout):
                 return None
         return tuple(result[c] for c in range(len(self.classes.sizes)))
+
+    def _hubs_wanted(self, decisions: Decisions, wanted: dict[int, int]) -> dict[int, int] | None:
+        """Per class of ``hub_modes`` the mode that the decisions mean, None where members of a class differ."""
+        of, reused = self.classes.nodes, set(decisions.reuse)
+        found: dict[int, int] = {}
+        for b, f in self.copies.items():
+            kept = b in reused
+            # the mode in which nothing is held
+            other = wanted[of[f]] if self.modes else next(m for m in self.hub_modes[of[f]] if m != HELD)
+            if (kept != (found.setdefault(of[f], HELD if kept else other) == HELD)) or (self.modes and kept != (
+                    wanted[of[f]] == HELD)):
+                return None
+            shared = kept or (other in (KEPT, AGAIN) and decisions.choices[f] == decisions.choices[b])
+            if found.setdefault(of[b], HELD if shared else DROPPED) != (HELD if shared else DROPPED):
+                return None
+        return found
 
 
 def output_layouts(program: Program, inputs: Sequence[Layout], mesh: Mesh) -> tuple[Layout, ...]:
@@ -170,6 +209,7 @@ def formulate(
     budget_bytes: int | None,
     optimizer_bytes: Callable[[str, str], int],
     recompute: tuple[int, ...] | None = (),
+    reuse: bool = False,
     node_filter: NodeFilter | None = None,
     input_filter: InputFilter | None = None,
     tied: bool = True,
@@ -181,6 +221,7 @@ def formulate(
         budget_bytes: memory per device, None for no limit.
         recompute: forward nodes that backward runs again (their time counts twice, their results are not saved);
             None: chosen together with the placements.
+        reuse: copies of parameters may be kept from forward to backward.
         optimizer_bytes: (dtype of a parameter, its name) -> optimizer state bytes per element.
         node_filter, input_filter: the user's constraints.
         tied: repeated layers share decisions.
@@ -189,7 +230,8 @@ def formulate(
         Infeasible: the constraints leave some node or input without any choice.
     """
     classes = tie_layers(program, tied=tied)
-    modes = _Modes.of(program, classes, recompute)
+    copies = keepable(program, classes) if reuse and mesh.world_size > 1 else {}
+    modes = _Modes.of(program, classes, recompute, copies)
     count = len(classes.sizes)
     costs: list[IntArray] = [np.zeros(0, np.int64)] * count
     memory: list[IntArray] = [np.zeros(0, np.int64)] * count
@@ -203,7 +245,8 @@ def formulate(
         site = classes.sites[index]
         if site not in free:
             free[site] = useful(site, joint_choices(site, mesh), mesh)
-        states = tuple(node_filter(index, site, free[site])) if node_filter else tuple(free[site])
+        choices = [s for s in free[site] if not _pending(s)] if c in modes.hubs else free[site]
+        states = tuple(node_filter(index, site, choices)) if node_filter else tuple(choices)
         if not states:
             node = program.nodes[index]
             raise Infeasible(f"the constraints leave no choice for {node.op}", where=f"{node.source} {node.module}")
@@ -213,9 +256,15 @@ def formulate(
             offered = modes.offered[c]
             costs[c] = np.concatenate([(2 if m == AGAIN else 1) * classes.sizes[c] * once for m in offered])
             modes.states[c] = tuple(m for m in offered for _ in states)
+            if c in modes.hubs:
+                modes.hubs[c] = modes.states[c]
             states = states * len(offered)
         else:
             costs[c] = (classes.sizes[c] + modes.repeats[c]) * once
+            if c in modes.hubs:
+                costs[c] = np.concatenate([costs[c], costs[c]])
+                modes.hubs[c] = tuple(m for m in modes.hubs[c] for _ in states)
+                states = states * 2
         node_states[c] = states
         memory[c] = np.zeros(len(states), np.int64)
     for index, c in enumerate(classes.inputs):
@@ -237,7 +286,7 @@ def formulate(
             [_units(_input_bytes(prices, lay, dims, kind, item.requires_grad, extra)) for lay in layouts], np.int64
         )
     # a value that a node reads twice is brought into a layout once: one edge for all its operands
-    edges: Counter[tuple[int, int, int, tuple[int, ...], bool, Dims, TensorType]] = Counter()
+    edges: Counter[tuple[int, int, int, tuple[int, ...], bool, Part | None, Dims, TensorType]] = Counter()
     source = sources(program, classes)
     guarded = {classes.nodes[n] for n in reduced_early(program)}
     listed = frozenset(recompute or ())
@@ -248,8 +297,12 @@ def formulate(
             s = source[value]
             operands = tuple(o for o, v in enumerate(reads) if v == value)
             crossing = recompute is None and modes.crosses(value, index)
-            edges[s.owner, s.output, c, operands, crossing, program.dims[value], program.types[value]] += weight
+            use = (s.owner, s.output, c, operands, crossing)
+            of = (program.dims[value], program.types[value])
+            for part, times_ in modes.parts(index, weight):
+                edges[*use, part, *of] += times_
     _add_activations(program, modes, prices, source, node_states, memory)
+    _add_copies(program, modes, copies, prices, node_states, memory)
     owner_of = {i.name: c for i, c in zip(program.inputs, classes.inputs, strict=True)
                 if i.kind in ("parameter", "buffer")}
     layouts_out: dict[tuple[int, int], tuple[Layout, ...]] = {}
@@ -267,15 +320,17 @@ def formulate(
         s = source[output.value]
         dims, kind = program.dims[output.value], program.types[output.value]
         if output.kind in ("gradient", "buffer"):
-            edges[s.owner, s.output, owner_of[output.name], (), False, dims, kind] += 1
+            edges[s.owner, s.output, owner_of[output.name], (), False, None, dims, kind] += 1
         else:
             left = builder.matrix(out_layouts(s.owner, s.output), (whole,), dims, kind, "reshard")
             costs[s.owner] = costs[s.owner] + left[:, 0]
     result_edges = []
-    for (u, o, v, operands, crossing, dims, kind), weight in edges.items():
+    for (u, o, v, operands, crossing, part, dims, kind), weight in edges.items():
         wanted = tuple(tuple(s.inputs[i] for s in node_states[v]) for i in operands) or (input_states[v],)
         price: PriceKind = "gradient" if not operands else "input" if u in input_states else "reshard"
-        pair = modes.pair(u, v, crossing) if operands else None
+        pair: Pair | Copies | None = modes.pair(u, v, crossing) if operands else None
+        if part is not None:
+            pair = Copies(modes.hubs[v], part)
         if u == v:
             own = builder.joint_matrix(out_layouts(u, o), wanted, dims, kind, price)
             own = np.diagonal(own if pair is None else pair.apply(own))
@@ -283,12 +338,17 @@ def formulate(
         else:
             flags = _Flags(price, v in guarded and kind.dtype == COMPUTE, pair)
             result_edges.append(Edge(u, v, builder.table(out_layouts(u, o), wanted, dims, kind, flags), weight))
+    for f, b in dict.fromkeys((classes.nodes[f], classes.nodes[b]) for b, f in copies.items()):
+        table = builder.add(pairs_allowed(out_layouts(f, 0), modes.hubs[f], out_layouts(b, 0), modes.hubs[b]))
+        result_edges.append(Edge(f, b, table, 1))
     problem = Problem(
         tuple(Variable(n, np.ascontiguousarray(c), m) for n, c, m in zip(names, costs, memory, strict=True)),
         tuple(result_edges), tuple(builder.tables),
         None if budget_bytes is None else budget_bytes // MEMORY_UNIT,
     )
-    return Formulation(program, mesh, classes, node_states, input_states, problem, recompute or (), modes.states)
+    return Formulation(
+        program, mesh, classes, node_states, input_states, problem, recompute or (), modes.states, copies, modes.hubs
+    )
 
 
 def with_temporaries(formulation: Formulation, prices: Prices, values: Sequence[int]) -> Formulation:
@@ -328,7 +388,8 @@ class _Modes:
     """What becomes of forward results, class by class.
 
     ``pinned``: per node, when recomputation was given, with the ``repeats`` of each class; else ``offered`` per class,
-    and ``states`` (filled in with the states). ``wanted``: values that may have to be there in backward.
+    and ``states`` (filled in with the states). ``wanted``: values that may have to be there in backward. ``hubs``: per
+    class of hubs that may hold or read a copy, the modes of its states (filled in with the states).
     """
 
     program: Program
@@ -340,9 +401,12 @@ class _Modes:
     states: dict[int, tuple[int, ...]]
     wanted: frozenset[int]
     producer: dict[int, int]
+    hubs: dict[int, tuple[int, ...]]
 
     @staticmethod
-    def of(program: Program, classes: Classes, recompute: tuple[int, ...] | None) -> _Modes:
+    def of(
+        program: Program, classes: Classes, recompute: tuple[int, ...] | None, copies: dict[int, int]
+    ) -> _Modes:
         kinds: dict[int, Kind] = {}
         for node, c in zip(program.nodes, classes.nodes, strict=True):
             if c not in kinds:
@@ -352,8 +416,9 @@ class _Modes:
             pinned, seen = pinned_modes(program, recompute)
             repeats = Counter(c for c, mode in zip(classes.nodes, pinned, strict=True)
                               if mode == AGAIN and kinds[c] != "hub")
-            return _Modes(program, classes, kinds, pinned, repeats, {}, {}, seen, producer)
-        free = offered_modes(program)
+            hubs: dict[int, tuple[int, ...]] = dict(pinned_hub_modes(copies, classes, pinned, frozenset(recompute)))
+            return _Modes(program, classes, kinds, pinned, repeats, {}, {}, seen, producer, hubs)
+        free = offered_modes(program, copies)
         found: dict[int, list[tuple[int, ...]]] = defaultdict(list)
         for c, modes in zip(classes.nodes, free.modes, strict=True):
             found[c].append(modes)
@@ -363,7 +428,16 @@ class _Modes:
             most = max(members, key=len)
             must = any(m and DROPPED not in m for m in members)
             offered[c] = tuple(m for m in most if m != DROPPED or not must) or (DROPPED,)
-        return _Modes(program, classes, kinds, (), Counter(), offered, {}, free.wanted, producer)
+        hubs = {classes.nodes[n]: () for pair in copies.items() for n in pair}
+        return _Modes(program, classes, kinds, (), Counter(), offered, {}, free.wanted, producer, hubs)
+
+    def parts(self, index: int, weight: int) -> list[tuple[Part | None, int]]:
+        """How often each part of the reshards of a node's operands is made."""
+        if self.states or self.classes.nodes[index] not in self.hubs:
+            return [(None, weight)]
+        if self.program.nodes[index].phase == "backward":
+            return [("late", weight)]
+        return [("first", 1), *([("again", weight - 1)] if weight > 1 else [])]  # type: ignore[list-item]
 
     def crosses(self, value: int, reader: int) -> bool:
         """True when a value goes from one repeated layer of the forward to another."""
@@ -381,10 +455,11 @@ class _Modes:
         maker = self.states.get(u)
         if maker is not None and self._late(u):
             return None  # backward to backward
-        reader = None if self._late(v) else self.states[v]
+        late = self._late(v)
+        reader = self.states[v] if not late or v in self.hubs else None
         if maker is None and reader is None:
             return None
-        return Pair(maker, reader, self.kinds[v], crossing, self.kinds.get(u) == "hub")
+        return Pair(maker, reader, self.kinds[v], crossing, self.kinds.get(u) == "hub", late)
 
     def _late(self, c: int) -> bool:
         return self.program.nodes[self.first[c]].phase == "backward"
@@ -426,6 +501,25 @@ def _add_activations(
                 memory[c][i] += _units(size if mode == KEPT else -(-size // modes.layers[c]))
 
 
+def _add_copies(
+    program: Program, modes: _Modes, copies: dict[int, int], prices: Prices,
+    node_states: dict[int, tuple[JointChoice, ...]], memory: list[IntArray],
+) -> None:
+    """Add the bytes of copies that are kept from forward to backward to the hubs that make them."""
+    of = modes.classes.nodes
+    for f in sorted({of[f]: f for f in reversed(copies.values())}.values()):
+        c, value = of[f], program.nodes[f].outputs[0]
+        for i, (state, mode) in enumerate(zip(node_states[c], modes.hubs[c], strict=True)):
+            if mode == HELD:
+                size = prices.stored_bytes(state.outputs[0], program.dims[value], program.types[value].dtype)
+                memory[c][i] += _units(modes.classes.sizes[c] * size)
+
+
+def _pending(choice: JointChoice) -> bool:
+    """True for a hub that leaves a parameter as a sum that is not reduced yet, which nothing is served by."""
+    return any(isinstance(p, Partial) for layout in choice.outputs for p in layout)
+
+
 @dataclass(frozen=True)
 class _Flags:
     """``price``: what travels in buckets on the edge; ``keep_sums``: pending sums may not be reduced; ``pair``: the
@@ -433,7 +527,7 @@ class _Flags:
 
     price: PriceKind
     keep_sums: bool = False
-    pair: Pair | None = None
+    pair: Pair | Copies | None = None
 
 
 class _Tables:
@@ -468,6 +562,14 @@ class _Tables:
                               for s, layout in enumerate(wanted[i])], np.int64)
             total = total + fresh * self.matrix(source, wanted[i], dims, kind, price)
         return total
+
+    def add(self, table: IntArray) -> int:
+        """Index of a table made elsewhere."""
+        key = (table.shape, table.tobytes())
+        if key not in self._known:
+            self._known[key] = len(self.tables)
+            self.tables.append(table)
+        return self._known[key]
 
     def table(
         self, source: Sequence[Layout], wanted: tuple[tuple[Layout, ...], ...], dims: Dims, kind: TensorType,

@@ -5,27 +5,31 @@
         kept   again          dropped: nothing in backward wants it
 
 A view shares the storage of what it looks at and is kept for nothing where that is kept. A hub (a shared reshard) is
-never stored: where its readers run again its reshard is repeated, from a kept operand (``KEPT``) or from one that is
-made again itself (``AGAIN``). What is made again never reaches across the border of a repeated layer: that would chain
-the recomputation of one layer to all before it.
+stored only as the copy of a parameter that backward reads, too (``HELD``, see ``lifetimes``); else, where its readers
+run again, its reshard is repeated, from a kept operand (``KEPT``) or from one that is made again itself (``AGAIN``).
+What is made again never reaches across the border of a repeated layer: that would chain the recomputation of one layer
+to all before it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
 
 from fxpar.cost.op_work import is_view_op
+from fxpar.plans.lifetimes import hub_partners
 from fxpar.plans.program import Node, Program, node_inputs
 from fxpar.recompute import layer_of
 from fxpar.rules.ops.hub import HUB
 from fxpar.solver.problem import FORBIDDEN, IntArray
 
-DROPPED, KEPT, AGAIN = 0, 1, 2
+DROPPED, KEPT, AGAIN, HELD = 0, 1, 2, 3
 Kind = Literal["op", "view", "hub"]
+Part = Literal["first", "again", "late"]
 # ops of other libraries may hide what is not the same twice
 _REPEATABLE = ("aten.", "fxpar.")
 
@@ -39,36 +43,53 @@ def kind_of(node: Node) -> Kind:
 
 @dataclass(frozen=True)
 class Offered:
-    """``modes[n]``: the modes node ``n`` may take (backward nodes: none). ``wanted``: forward values that backward, or
-    a node that runs again, may read."""
+    """``modes[n]``: the modes node ``n`` may take (backward nodes: none, but hubs that may read a copy). ``wanted``:
+    forward values that backward, or a node that runs again, may read."""
 
     modes: tuple[tuple[int, ...], ...]
     wanted: frozenset[int]
 
 
-def offered_modes(program: Program) -> Offered:
-    """What every forward node may do, when all is free."""
-    late = {v for n in program.nodes if n.phase == "backward" for v in node_inputs(n)}
-    modes: list[tuple[int, ...]] = [()] * len(program.nodes)
+def offered_modes(program: Program, copies: Mapping[int, int] = MappingProxyType({})) -> Offered:
+    """What every forward node may do, when all is free.
+
+    Args:
+        copies: backward hub -> forward hub, where the forward hub's copy may be kept.
+    """
+    keeping = frozenset(copies.values())
+    late: set[int] = set()
+    read: set[int] = set()
+    for index, node in enumerate(program.nodes):
+        if node.phase == "backward":
+            read.update(node_inputs(node))
+            if index not in copies:
+                late.update(node_inputs(node))
+    made = {v for n in program.nodes for v in n.outputs}
+    modes: list[tuple[int, ...]] = [(DROPPED, HELD) if n in copies else () for n in range(len(program.nodes))]
     wanted: set[int] = set()
     for index in range(len(program.nodes) - 1, -1, -1):
         node = program.nodes[index]
         if node.phase != "forward":
             continue
         must = not late.isdisjoint(node.outputs)
+        wanted.update(v for v in node.outputs if v in read)
+        held = (HELD,) if index in keeping else ()
         if not must and wanted.isdisjoint(node.outputs):
-            modes[index] = (DROPPED,)
+            modes[index] = (DROPPED, *held)
             continue
-        wanted.update(v for v in node.outputs if v in late)
-        again = node.op.startswith(_REPEATABLE)
-        modes[index] = (*(() if must else (DROPPED,)), KEPT, *((AGAIN,) if again else ()))
+        # what a hub reads from outside is always there
+        again = node.op.startswith(_REPEATABLE) and (node.op != HUB or not made.isdisjoint(node_inputs(node)))
+        modes[index] = (*(() if must else (DROPPED,)), KEPT, *((AGAIN,) if again else ()), *held)
         if again or kind_of(node) != "op":
             wanted.update(node_inputs(node))
     return Offered(tuple(modes), frozenset(wanted))
 
 
-def pinned_modes(program: Program, recompute: Sequence[int]) -> tuple[tuple[int, ...], frozenset[int]]:
-    """(mode per node, forward values that are really read in backward) when the nodes that run again are given.
+def pinned_modes(
+    program: Program, recompute: Sequence[int], reuse: Sequence[int] = ()
+) -> tuple[tuple[int, ...], frozenset[int]]:
+    """(mode per node, forward values that are really read in backward) when the nodes that run again, and the backward
+    hubs that read a copy, are given.
 
     A hub takes the mode of its operand, listed or not. A view that is not listed keeps what it looks at; that the
     latter is listed as well is not expected here.
@@ -76,13 +97,18 @@ def pinned_modes(program: Program, recompute: Sequence[int]) -> tuple[tuple[int,
     producer = {v: n for n, node in enumerate(program.nodes) for v in node.outputs if v >= 0}
     repeated = frozenset(recompute)
     modes = [DROPPED] * len(program.nodes)
-    queue = [v for node in program.nodes if node.phase == "backward" for v in node_inputs(node)]
+    partners = hub_partners(program) if reuse else {}
+    late, held = frozenset(reuse), {partners[n] for n in reuse}
+    queue = [v for n, node in enumerate(program.nodes) if node.phase == "backward" and n not in late
+             for v in node_inputs(node)]
     seen: set[int] = set()
     hubs: set[int] = set()
     while queue:
         value = queue.pop()
         index = producer.get(value)
         if value in seen or index is None or program.nodes[index].phase != "forward":
+            continue
+        if index in held:
             continue
         seen.add(value)
         kind = kind_of(program.nodes[index])
@@ -95,6 +121,8 @@ def pinned_modes(program: Program, recompute: Sequence[int]) -> tuple[tuple[int,
     for index in sorted(hubs):
         operand = producer.get(node_inputs(program.nodes[index])[0])
         modes[index] = AGAIN if operand is not None and modes[operand] == AGAIN else KEPT
+    for index in held:
+        modes[index] = HELD
     return tuple(modes), frozenset(seen)
 
 
@@ -120,8 +148,8 @@ def crosses(program: Program, maker: int, reader: int) -> bool:
 class Pair:
     """The modes at both ends of an edge, state by state.
 
-    ``maker`` is None for a program input (always there), ``reader`` None for a backward node. ``kind`` is the reader's;
-    ``of_hub``: the maker is a hub.
+    ``maker`` is None for a program input (always there), ``reader`` None for a backward node that reads no copy.
+    ``kind`` is the reader's; ``of_hub``: the maker is a hub; ``late``: the reader is a backward hub.
     """
 
     maker: tuple[int, ...] | None
@@ -129,6 +157,7 @@ class Pair:
     kind: Kind = "op"
     crossing: bool = False
     of_hub: bool = False
+    late: bool = False
 
     def apply(self, table: IntArray) -> IntArray:
         """``table`` [maker states, reader states] with repeated reshards counted twice and impossible pairs barred."""
@@ -136,16 +165,38 @@ class Pair:
         if self.reader is None:
             return np.where(maker == DROPPED, FORBIDDEN, table)
         reader = np.array(self.reader)[None, :]
-        there = maker == KEPT
+        if self.late:
+            return np.where(reader == HELD, 0, np.where(maker == DROPPED, FORBIDDEN, table))
+        there = (maker == KEPT) | (maker == HELD)
         remade = maker == AGAIN if not self.crossing else np.zeros_like(there)
         match self.kind:
             case "op":
                 allowed = (reader != AGAIN) | there | remade
             case "view":
                 # a kept view of a resharded copy would keep the copy
-                kept = there & (table == 0) & (not self.of_hub)
+                kept = there & (table == 0) & ((maker == HELD) if self.of_hub else True)
                 allowed = np.where(reader == KEPT, kept, (reader == DROPPED) | there | remade)
             case "hub":
-                allowed = np.where(reader == KEPT, there, (reader == DROPPED) | remade)
+                allowed = np.where(reader == KEPT, there, np.where(reader == HELD, table > 0,
+                                                                   (reader == DROPPED) | remade))
         doubled = (reader == AGAIN) | (reader == KEPT) if self.kind == "hub" else reader == AGAIN
         return np.where(allowed, np.where(doubled & (table < FORBIDDEN), 2 * table, table), FORBIDDEN)
+
+
+@dataclass(frozen=True)
+class Copies:
+    """The states of a hub that may read or hold a copy, where what runs again is given.
+
+    ``part``: a forward hub's reshard ("first": what is no move makes no copy), its repetition in backward ("again"), or
+    a backward hub's ("late").
+    """
+
+    reader: tuple[int, ...]
+    part: Part
+
+    def apply(self, table: IntArray) -> IntArray:
+        """``table`` [maker states, reader states] with what a held copy saves."""
+        held = np.array(self.reader)[None, :] == HELD
+        if self.part == "first":
+            return np.where(held & (table == 0), FORBIDDEN, table)
+        return np.where(held, 0, table)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from fxpar.formulate import Formulation, formulate, output_layouts, useful
 from fxpar.layers import tie_layers
-from fxpar.modes import kind_of, pinned_modes, times
+from fxpar.lifetimes import keepable
+from fxpar.modes import AGAIN, KEPT, kind_of, pinned_modes, times
 from fxpar.plans.errors import Infeasible
 from fxpar.plans.layout import Partial, Shard, largest_shape, replicated
 from fxpar.plans.mesh import Mesh, parse_mesh
@@ -40,9 +41,11 @@ def problem_of(program: Program, mesh: str, **wishes) -> Formulation:
     return formulate(program, parse_mesh(mesh), prices(mesh), optimizer_bytes=adamw, **wishes)
 
 
-def recount(program: Program, decisions: Decisions, priced: Prices, again: frozenset[int]) -> int:
-    """Time of the decisions, counted node by node and use by use: what runs again brings its operands along again."""
-    modes, _ = pinned_modes(program, decisions.recompute)
+def recount(program: Program, decisions: Decisions, priced: Prices, again: frozenset[int], reuse: bool = False) -> int:
+    """Time of the decisions, counted node by node and use by use: what runs again brings its operands along again, a
+    backward hub that reads the forward hub's copy (or, with ``reuse``, shares what is made again) brings nothing."""
+    modes, _ = pinned_modes(program, decisions.recompute, decisions.reuse)
+    partners = keepable(program, tie_layers(program)) if reuse else {}
     entering = {i.value for i in program.inputs}
     made = dict(zip((i.value for i in program.inputs), decisions.inputs, strict=True))
     total = 0
@@ -50,6 +53,10 @@ def recount(program: Program, decisions: Decisions, priced: Prices, again: froze
         choice = choice_by_names(site_of(node, program), names, decisions.mesh)
         total += priced.op_ns(site_of(node, program), choice) * (1 + (index in again))
         repeats = times(kind_of(node), modes[index]) if index in decisions.recompute else 1
+        f = partners.get(index, -1)
+        if index in decisions.reuse or (f in decisions.recompute and modes[f] in (KEPT, AGAIN)
+                                        and decisions.choices[f] == names):
+            repeats = 0
         for value, want in dict.fromkeys(zip(node_inputs(node), choice.inputs, strict=True)):
             price = priced.input_ns if value in entering else priced.reshard_ns
             total += repeats * price(made[value], want, program.dims[value], program.types[value])
@@ -64,16 +71,19 @@ PROGRAMS = {"mlp": mlp_program, "decoder": decoder_program}
 
 
 @settings(max_examples=12)
-@given(st.sampled_from(["mlp", "decoder"]), st.sampled_from(["2", "3", "2x2"]), st.booleans(), st.integers(0, 10**6))
-def test_the_cost_of_an_assignment_is_the_recount_of_its_decisions(name, mesh, tied, seed):
+@given(st.sampled_from(["mlp", "decoder"]), st.sampled_from(["2", "3", "2x2"]), st.booleans(), st.booleans(),
+       st.integers(0, 10**6))
+def test_the_cost_of_an_assignment_is_the_recount_of_its_decisions(name, mesh, tied, reuse, seed):
     program = PROGRAMS[name]()
     level = "layers" if name == "decoder" and seed % 2 else "none"
-    form = problem_of(program, mesh, tied=tied, recompute=recompute_nodes(program, level))
+    form = problem_of(program, mesh, tied=tied, recompute=recompute_nodes(program, level), reuse=reuse)
     assignment = random_assignment(form.problem, seed)
+    if form.problem.cost(assignment) is None:
+        return
     decisions = form.decisions(assignment)
     assert decisions.outputs == output_layouts(program, decisions.inputs, form.mesh)
     again = repeated(program, form.mesh, decisions.recompute)
-    assert form.problem.cost(assignment) == recount(program, decisions, prices(mesh), again)
+    assert form.problem.cost(assignment) == recount(program, decisions, prices(mesh), again, reuse)
     assert form.assignment(decisions) == assignment
 
 
@@ -87,12 +97,14 @@ def repeated(program: Program, mesh: Mesh, recompute: tuple[int, ...]) -> frozen
 
 
 @settings(max_examples=12)
-@given(st.sampled_from(["mlp", "decoder"]), st.sampled_from(["2", "3", "2x2"]), st.integers(0, 10**6))
-def test_the_cost_of_an_assignment_is_that_of_the_rewritten_program(name, mesh, seed):
+@given(st.sampled_from(["mlp", "decoder"]), st.sampled_from(["2", "3", "2x2"]), st.booleans(), st.integers(0, 10**6))
+def test_the_cost_of_an_assignment_is_that_of_the_rewritten_program(name, mesh, reuse, seed):
     """Before bucketing, with gradients priced one by one: every op and every reshard of rank 0 once."""
     program = PROGRAMS[name]()
-    form = problem_of(program, mesh)
+    form = problem_of(program, mesh, reuse=reuse)
     assignment = random_assignment(form.problem, seed)
+    if form.problem.cost(assignment) is None:
+        return
     decisions = form.decisions(assignment)
     priced = prices(mesh)
     local = localise(program, decisions, (0,) * len(form.mesh.axes))
@@ -106,10 +118,12 @@ def test_the_cost_of_an_assignment_is_that_of_the_rewritten_program(name, mesh, 
     entering = frozenset(made)
     nodes = uses = late = bucketed = 0
     seen = set()
-    for node, names in zip(program.nodes, decisions.choices, strict=True):
+    for index, (node, names) in enumerate(zip(program.nodes, decisions.choices, strict=True)):
         choice = choice_by_names(site_of(node, program), names, form.mesh)
         nodes += priced.op_ns(site_of(node, program), choice)
         for value, want in dict.fromkeys(zip(node_inputs(node), choice.inputs, strict=True)):
+            if index in decisions.reuse:
+                continue
             of = (made[value], want, program.dims[value], program.types[value])
             price = priced.reshard_ns(*of)
             uses += price

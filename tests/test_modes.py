@@ -65,16 +65,17 @@ def test_pinned_modes_are_those_of_the_rewritten_program(level, seed):
         assert {producer[v] for v in saved} == kept
 
 
-def free_problem(program: Program, mesh: str):
-    return formulate(program, parse_mesh(mesh), prices(mesh), budget_bytes=None, optimizer_bytes=adamw, recompute=None)
+def free_problem(program: Program, mesh: str, reuse: bool = False):
+    return formulate(program, parse_mesh(mesh), prices(mesh), budget_bytes=None, optimizer_bytes=adamw, recompute=None,
+                     reuse=reuse)
 
 
 @settings(max_examples=20)
-@given(st.sampled_from(["mlp", "decoder"]), st.sampled_from(["1", "2", "2x2"]), st.integers(0, 10**6))
-def test_a_free_assignment_costs_what_its_rewritten_program_does(name, mesh, seed):
+@given(st.sampled_from(["mlp", "decoder"]), st.sampled_from(["1", "2", "2x2"]), st.booleans(), st.integers(0, 10**6))
+def test_a_free_assignment_costs_what_its_rewritten_program_does(name, mesh, reuse, seed):
     """At least: a mode that nothing wants is paid for, a reshard that two need in backward is made once."""
     program = {"mlp": mlp_program, "decoder": decoder_program}[name]()
-    form = free_problem(program, mesh)
+    form = free_problem(program, mesh, reuse)
     assignment = random_assignment(form.problem, seed)
     cost = form.problem.cost(assignment)
     if cost is None:
