@@ -63,7 +63,7 @@ def _solved(
     try:
         formulation = formulate(
             program, decisions.mesh, prices, budget_bytes=budget_bytes, optimizer_bytes=optimizer_bytes,
-            recompute=decisions.recompute, node_filter=keep,
+            recompute=decisions.recompute, reuse="free", node_filter=keep,
         )
     except Infeasible:
         return None

@@ -111,7 +111,7 @@ def cost_alone(plan: Plan, prices: Prices) -> Finding:
     """What the decisions of a plan without a question cost: ops and reshards, counted from the tables."""
     formulation = formulate(
         plan.program, plan.decisions.mesh, prices, budget_bytes=None, optimizer_bytes=lambda dtype, name: 0,
-        recompute=plan.decisions.recompute,
+        recompute=plan.decisions.recompute, reuse="free",
     )
     assignment = formulation.assignment(plan.decisions)
     cost = None if assignment is None else formulation.problem.cost(assignment)

@@ -28,6 +28,7 @@ from fxpar.modes import (
     Kind,
     Pair,
     Part,
+    Reuse,
     crosses,
     kind_of,
     nodes_to_repeat,
@@ -45,6 +46,7 @@ from fxpar.prices import Prices
 from fxpar.recompute import layer_of
 from fxpar.reshard_tables import PriceKind
 from fxpar.rules.choices import JointChoice, Site, axis_choices, factors_on_atoms, joint_choices
+from fxpar.solver.graph import BoolArray
 from fxpar.solver.problem import FORBIDDEN, Edge, IntArray, Problem, Variable
 from fxpar.stored import stored_layouts
 
@@ -74,6 +76,7 @@ class Formulation:
     modes: dict[int, tuple[int, ...]] = field(default_factory=dict)
     copies: dict[int, int] = field(default_factory=dict)
     hub_modes: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    reuse: Reuse = "never"
 
     def decisions(self, assignment: Sequence[int]) -> Decisions:
         """The decisions that an assignment stands for."""
@@ -209,7 +212,7 @@ def formulate(
     budget_bytes: int | None,
     optimizer_bytes: Callable[[str, str], int],
     recompute: tuple[int, ...] | None = (),
-    reuse: bool = False,
+    reuse: Reuse = "never",
     node_filter: NodeFilter | None = None,
     input_filter: InputFilter | None = None,
     tied: bool = True,
@@ -221,7 +224,7 @@ def formulate(
         budget_bytes: memory per device, None for no limit.
         recompute: forward nodes that backward runs again (their time counts twice, their results are not saved);
             None: chosen together with the placements.
-        reuse: copies of parameters may be kept from forward to backward.
+        reuse: whether copies of parameters are kept from forward to backward.
         optimizer_bytes: (dtype of a parameter, its name) -> optimizer state bytes per element.
         node_filter, input_filter: the user's constraints.
         tied: repeated layers share decisions.
@@ -230,8 +233,8 @@ def formulate(
         Infeasible: the constraints leave some node or input without any choice.
     """
     classes = tie_layers(program, tied=tied)
-    copies = keepable(program, classes) if reuse and mesh.world_size > 1 else {}
-    modes = _Modes.of(program, classes, recompute, copies)
+    copies = keepable(program, classes) if reuse != "never" and mesh.world_size > 1 else {}
+    modes = _Modes.of(program, classes, recompute, copies, reuse == "always")
     count = len(classes.sizes)
     costs: list[IntArray] = [np.zeros(0, np.int64)] * count
     memory: list[IntArray] = [np.zeros(0, np.int64)] * count
@@ -330,10 +333,10 @@ def formulate(
         price: PriceKind = "gradient" if not operands else "input" if u in input_states else "reshard"
         pair: Pair | Copies | None = modes.pair(u, v, crossing) if operands else None
         if part is not None:
-            pair = Copies(modes.hubs[v], part)
+            pair = Copies(modes.hubs[v], part, modes.always)
         if u == v:
             own = builder.joint_matrix(out_layouts(u, o), wanted, dims, kind, price)
-            own = np.diagonal(own if pair is None else pair.apply(own))
+            own = np.diagonal(own if pair is None else pair.apply(own, own > 0))
             costs[u] = np.where((own >= FORBIDDEN) | (costs[u] >= FORBIDDEN), FORBIDDEN, costs[u] + weight * own)
         else:
             flags = _Flags(price, v in guarded and kind.dtype == COMPUTE, pair)
@@ -347,7 +350,8 @@ def formulate(
         None if budget_bytes is None else budget_bytes // MEMORY_UNIT,
     )
     return Formulation(
-        program, mesh, classes, node_states, input_states, problem, recompute or (), modes.states, copies, modes.hubs
+        program, mesh, classes, node_states, input_states, problem, recompute or (), modes.states, copies, modes.hubs,
+        reuse,
     )
 
 
@@ -389,7 +393,8 @@ class _Modes:
 
     ``pinned``: per node, when recomputation was given, with the ``repeats`` of each class; else ``offered`` per class,
     and ``states`` (filled in with the states). ``wanted``: values that may have to be there in backward. ``hubs``: per
-    class of hubs that may hold or read a copy, the modes of its states (filled in with the states).
+    class of hubs that may hold or read a copy, the modes of its states (filled in with the states); ``always``: each
+    copy is held.
     """
 
     program: Program
@@ -402,10 +407,12 @@ class _Modes:
     wanted: frozenset[int]
     producer: dict[int, int]
     hubs: dict[int, tuple[int, ...]]
+    always: bool
 
     @staticmethod
     def of(
-        program: Program, classes: Classes, recompute: tuple[int, ...] | None, copies: dict[int, int]
+        program: Program, classes: Classes, recompute: tuple[int, ...] | None, copies: dict[int, int],
+        always: bool,
     ) -> _Modes:
         kinds: dict[int, Kind] = {}
         for node, c in zip(program.nodes, classes.nodes, strict=True):
@@ -417,7 +424,7 @@ class _Modes:
             repeats = Counter(c for c, mode in zip(classes.nodes, pinned, strict=True)
                               if mode == AGAIN and kinds[c] != "hub")
             hubs: dict[int, tuple[int, ...]] = dict(pinned_hub_modes(copies, classes, pinned, frozenset(recompute)))
-            return _Modes(program, classes, kinds, pinned, repeats, {}, {}, seen, producer, hubs)
+            return _Modes(program, classes, kinds, pinned, repeats, {}, {}, seen, producer, hubs, always)
         free = offered_modes(program, copies)
         found: dict[int, list[tuple[int, ...]]] = defaultdict(list)
         for c, modes in zip(classes.nodes, free.modes, strict=True):
@@ -429,7 +436,7 @@ class _Modes:
             must = any(m and DROPPED not in m for m in members)
             offered[c] = tuple(m for m in most if m != DROPPED or not must) or (DROPPED,)
         hubs = {classes.nodes[n]: () for pair in copies.items() for n in pair}
-        return _Modes(program, classes, kinds, (), Counter(), offered, {}, free.wanted, producer, hubs)
+        return _Modes(program, classes, kinds, (), Counter(), offered, {}, free.wanted, producer, hubs, always)
 
     def parts(self, index: int, weight: int) -> list[tuple[Part | None, int]]:
         """How often each part of the reshards of a node's operands is made."""
@@ -459,7 +466,8 @@ class _Modes:
         reader = self.states[v] if not late or v in self.hubs else None
         if maker is None and reader is None:
             return None
-        return Pair(maker, reader, self.kinds[v], crossing, self.kinds.get(u) == "hub", late)
+        return Pair(maker, reader, self.kinds[v], crossing, self.kinds.get(u) == "hub", late,
+                    self.always and v in self.hubs and not late)
 
     def _late(self, c: int) -> bool:
         return self.program.nodes[self.first[c]].phase == "backward"
@@ -585,9 +593,16 @@ class _Tables:
                                 if isinstance(p, Partial)) for s in range(len(wanted[0]))] for a in source]
                 matrix = np.where(np.array(reduced), FORBIDDEN, matrix)
             if flags.pair is not None:
-                matrix = flags.pair.apply(matrix)
+                matrix = flags.pair.apply(matrix, moved(source, wanted[0]))
             self.tables.append(matrix)
         return self._known[key]
+
+
+def moved(source: Sequence[Layout], target: Sequence[Layout]) -> BoolArray:
+    """[len(source), len(target)]: the layouts differ."""
+    number: dict[Layout, int] = {}
+    return np.array([number.setdefault(lay, len(number)) for lay in source])[:, None] != np.array(
+        [number.setdefault(lay, len(number)) for lay in target])[None, :]
 
 
 def _unique(layouts: Sequence[Layout]) -> tuple[tuple[Layout, ...], list[int]]:

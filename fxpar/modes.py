@@ -25,11 +25,14 @@ from fxpar.plans.lifetimes import hub_partners
 from fxpar.plans.program import Node, Program, node_inputs
 from fxpar.recompute import layer_of
 from fxpar.rules.ops.hub import HUB
+from fxpar.solver.graph import BoolArray
 from fxpar.solver.problem import FORBIDDEN, IntArray
 
 DROPPED, KEPT, AGAIN, HELD = 0, 1, 2, 3
 Kind = Literal["op", "view", "hub"]
 Part = Literal["first", "again", "late"]
+Reuse = Literal["never", "free", "always"]
+"""Whether copies of parameters are kept from forward to backward: none, those that pay and fit, all."""
 # ops of other libraries may hide what is not the same twice
 _REPEATABLE = ("aten.", "fxpar.")
 
@@ -149,7 +152,8 @@ class Pair:
     """The modes at both ends of an edge, state by state.
 
     ``maker`` is None for a program input (always there), ``reader`` None for a backward node that reads no copy.
-    ``kind`` is the reader's; ``of_hub``: the maker is a hub; ``late``: the reader is a backward hub.
+    ``kind`` is the reader's; ``of_hub``: the maker is a hub; ``late``: the reader is a backward hub; ``always``: of a
+    forward hub every copy is held that is not there already.
     """
 
     maker: tuple[int, ...] | None
@@ -158,9 +162,11 @@ class Pair:
     crossing: bool = False
     of_hub: bool = False
     late: bool = False
+    always: bool = False
 
-    def apply(self, table: IntArray) -> IntArray:
-        """``table`` [maker states, reader states] with repeated reshards counted twice and impossible pairs barred."""
+    def apply(self, table: IntArray, moves: BoolArray) -> IntArray:
+        """``table`` [maker states, reader states] with repeated reshards counted twice and impossible pairs barred;
+        ``moves``: where the layouts differ, whatever that costs."""
         maker = np.array(self.maker or (KEPT,) * table.shape[0])[:, None]
         if self.reader is None:
             return np.where(maker == DROPPED, FORBIDDEN, table)
@@ -177,8 +183,9 @@ class Pair:
                 kept = there & (table == 0) & ((maker == HELD) if self.of_hub else True)
                 allowed = np.where(reader == KEPT, kept, (reader == DROPPED) | there | remade)
             case "hub":
-                allowed = np.where(reader == KEPT, there, np.where(reader == HELD, table > 0,
-                                                                   (reader == DROPPED) | remade))
+                allowed = np.where(reader == KEPT, there, np.where(reader == HELD, moves, (reader == DROPPED) | remade))
+                if self.always:
+                    allowed = allowed & ((reader == HELD) | ~moves)
         doubled = (reader == AGAIN) | (reader == KEPT) if self.kind == "hub" else reader == AGAIN
         return np.where(allowed, np.where(doubled & (table < FORBIDDEN), 2 * table, table), FORBIDDEN)
 
@@ -188,15 +195,16 @@ class Copies:
     """The states of a hub that may read or hold a copy, where what runs again is given.
 
     ``part``: a forward hub's reshard ("first": what is no move makes no copy), its repetition in backward ("again"), or
-    a backward hub's ("late").
+    a backward hub's ("late"). ``always``: a copy that is made is held.
     """
 
     reader: tuple[int, ...]
     part: Part
+    always: bool = False
 
-    def apply(self, table: IntArray) -> IntArray:
-        """``table`` [maker states, reader states] with what a held copy saves."""
+    def apply(self, table: IntArray, moves: BoolArray) -> IntArray:
+        """``table`` [maker states, reader states] with what a held copy saves; ``moves`` as for :class:`Pair`."""
         held = np.array(self.reader)[None, :] == HELD
         if self.part == "first":
-            return np.where(held & (table == 0), FORBIDDEN, table)
+            return np.where((held & ~moves) | (~held & moves & self.always), FORBIDDEN, table)
         return np.where(held, 0, table)

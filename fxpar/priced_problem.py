@@ -70,7 +70,7 @@ def formulate_question(
         program, mesh, prices,
         budget_bytes=None if question.budget_units is None else question.budget_units * MEMORY_UNIT,
         optimizer_bytes=lambda dtype, name: sizes[name],
-        recompute=None if question.recompute_free else recompute,
+        recompute=None if question.recompute_free else recompute, reuse=question.reuse,
         node_filter=node_filter, input_filter=input_filter,
     )
 

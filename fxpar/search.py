@@ -19,13 +19,13 @@ from fxpar.certify import certify, question_of
 from fxpar.constraints import UNCONSTRAINED, Applied, Constraints, apply, filters
 from fxpar.formulate import MEMORY_UNIT, Formulation, formulate, output_layouts, with_temporaries
 from fxpar.layers import tie_layers
-from fxpar.modes import DROPPED, pinned_modes
+from fxpar.modes import DROPPED, Reuse, pinned_modes
 from fxpar.names import batch_class, classes_of, names_of
 from fxpar.plans.errors import Infeasible
 from fxpar.plans.lifetimes import hub_partners, keep_copies
 from fxpar.plans.mesh import Axis, Mesh
 from fxpar.plans.plan import Candidate, Certificate, Decisions, Prediction
-from fxpar.plans.program import Program
+from fxpar.plans.program import Program, node_inputs
 from fxpar.prices import Prices
 from fxpar.progress import Progress
 from fxpar.recompute import recompute_nodes
@@ -148,16 +148,26 @@ class Search:
 
     def formulate(
         self, mesh: Mesh, roles: tuple[str, ...], sharded: bool | None, budget: int | None,
-        recompute: tuple[int, ...] | None,
+        recompute: tuple[int, ...] | None, reuse: Reuse = "never",
     ) -> Formulation:
-        """The problem on a mesh with axes in the given roles; ``recompute`` as for :func:`formulate`."""
+        """The problem on a mesh with axes in the given roles; ``recompute`` and ``reuse`` as for :func:`formulate`."""
         restriction = self.restriction(roles, sharded) if any(roles) else None
         node_filter, input_filter = filters(restriction, self.applied(mesh))
         return formulate(
             self.request.program, mesh, self.request.prices(mesh), budget_bytes=budget,
-            optimizer_bytes=self.request.optimizer_bytes, recompute=recompute,
+            optimizer_bytes=self.request.optimizer_bytes, recompute=recompute, reuse=reuse,
             node_filter=node_filter, input_filter=input_filter,
         )
+
+    @property
+    def reuse(self) -> Reuse:
+        """Which copies of parameters the request lets chosen plans keep: ZeRO-3 frees each, ZeRO-2 keeps each."""
+        match self.request.constraints.zero:
+            case 3:
+                return "never"
+            case 2:
+                return "always"
+        return "free"
 
     def found(self, name: str, decisions: Decisions, certificate: Certificate) -> Found:
         """Simulate decisions."""
@@ -189,7 +199,7 @@ class Search:
             mesh = next(m for m in meshes if m.sizes == decisions.mesh.sizes)
             decisions = msgspec.structs.replace(decisions, mesh=mesh)
             cut = None if "dp" in roles_of(mesh) else False
-            formulation = self.formulate(mesh, roles_of(mesh), cut, None, decisions.recompute)
+            formulation = self.formulate(mesh, roles_of(mesh), cut, None, decisions.recompute, self.reuse)
             cost = cost_of(formulation, decisions)
             certificate = Certificate("feasible", cost or 0, 0, 1.0)
             results.append(replace(self.found(name, decisions, certificate), obeys=cost is not None))
@@ -200,7 +210,7 @@ class Search:
         best: Found | None = None
         freely = self.request.constraints.zero is not None  # it says how parameters are stored, not the axis' name
         for sharded in (None,) if freely else (False, None) if "dp" in roles else (False,):
-            found, binds = self._fitting("fxpar", mesh, roles, sharded, starts)
+            found, binds = self._fitting("fxpar", mesh, roles, sharded, starts, self.reuse)
             if found is not None and (best is None or _rank(found) < _rank(best)):
                 best = replace(found, parameters_cut=sharded)
             if not binds:
@@ -208,7 +218,8 @@ class Search:
         return best
 
     def _fitting(
-        self, name: str, mesh: Mesh, roles: tuple[str, ...], sharded: bool | None, starts: Sequence[Found]
+        self, name: str, mesh: Mesh, roles: tuple[str, ...], sharded: bool | None, starts: Sequence[Found],
+        reuse: Reuse = "never",
     ) -> tuple[Found | None, bool]:
         """(plan, whether memory shaped it): the fastest without a limit if it fits, else the fastest within it.
 
@@ -217,12 +228,12 @@ class Search:
         """
         request = self.request
         always = recompute_nodes(request.program, "layers") if request.recompute == "on" else ()
-        formulation = self.formulate(mesh, roles, sharded, None, always)
+        formulation = self.formulate(mesh, roles, sharded, None, always, reuse)
         free = self._solve(name, formulation, starts, "")
         if free is None or free.fits:
             return free, False
         auto = request.recompute == "auto"
-        within = self.formulate(mesh, roles, sharded, request.budget_bytes, None) if auto else formulation
+        within = self.formulate(mesh, roles, sharded, request.budget_bytes, None, reuse) if auto else formulation
         best = self._within(name, within, free, starts, ", with recomputation" if auto else "")
         return (best if best is not None and best.fits else _smaller(free, best)), True
 
@@ -284,10 +295,14 @@ class Search:
         if formulation.modes:
             modes = [formulation.modes[c][assignment[c]] for c in formulation.classes.nodes]
         else:
-            modes = list(pinned_modes(program, found.decisions.recompute)[0])
+            modes = list(pinned_modes(program, found.decisions.recompute, found.decisions.reuse)[0])
+        partners = hub_partners(program)
+        # what a kept copy is a copy of: the row counts the copy
+        held = {v for b in found.decisions.reuse for v in node_inputs(program.nodes[partners[b]])}
         return Counter(
             v for v in found.at_peak
-            if v in producer and (program.nodes[producer[v]].phase == "backward" or modes[producer[v]] == DROPPED)
+            if v in producer and v not in held
+            and (program.nodes[producer[v]].phase == "backward" or modes[producer[v]] == DROPPED)
         )
 
     def _solve(self, name: str, formulation: Formulation, starts: Sequence[Found], what: str) -> Found | None:
@@ -325,7 +340,7 @@ class Search:
             # what the solver found on this mesh needs more memory: ask again with the budget
             cut = None if "dp" in roles_of(mesh) or request.constraints.zero is not None else False
             again = None if request.recompute == "auto" else chosen.decisions.recompute
-            formulation = self.formulate(mesh, roles_of(mesh), cut, request.budget_bytes, again)
+            formulation = self.formulate(mesh, roles_of(mesh), cut, request.budget_bytes, again, self.reuse)
             multiplier = solve(formulation.problem, gap=request.gap).multiplier
             basis = replace(basis, parameters_cut=cut)
         prices = request.prices(mesh)

@@ -91,7 +91,8 @@ class Question(msgspec.Struct, frozen=True):
     as is best (None). ``recompute_free``: what runs again was chosen together with the placements; else it was given
     (the plan's). ``budget_units``: memory row in 64 KiB, None without one. ``optimizer_bytes``: per program input the
     optimizer's bytes per element. ``digest``: sha256 of the problem's numbers. ``rates``: the cluster as JSON.
-    ``zero`` and ``pins``: what the user asked for beyond that (see ``fxpar.constraints``).
+    ``reuse``: which copies of parameters could be kept for backward (see ``Decisions.reuse``): "never" any, "always"
+    all, or "free". ``zero`` and ``pins``: what the user asked for beyond that (see ``fxpar.constraints``).
     """
 
     roles: tuple[str, ...]
@@ -104,6 +105,7 @@ class Question(msgspec.Struct, frozen=True):
     rates: bytes
     zero: int | None = None
     pins: tuple[str, ...] = ()
+    reuse: Literal["never", "free", "always"] = "never"
 
 
 class Overlap(msgspec.Struct, frozen=True):

@@ -34,7 +34,7 @@ def text_lines(plan: Plan) -> Iterator[str]:
     if c.question is not None:
         q = c.question
         yield (f"  question roles {q.roles} parameters cut {q.parameters_cut} batch dim {q.batch_dim} "
-               f"recompute free {q.recompute_free} budget {q.budget_units} digest {q.digest!r}")
+               f"recompute free {q.recompute_free} reuse {q.reuse} budget {q.budget_units} digest {q.digest!r}")
         yield f"  optimizer bytes {' '.join(map(str, q.optimizer_bytes))}"
         yield f"  rates {q.rates!r}"
         if q.zero is not None:

@@ -76,7 +76,7 @@ PROGRAMS = {"mlp": mlp_program, "decoder": decoder_program}
 def test_the_cost_of_an_assignment_is_the_recount_of_its_decisions(name, mesh, tied, reuse, seed):
     program = PROGRAMS[name]()
     level = "layers" if name == "decoder" and seed % 2 else "none"
-    form = problem_of(program, mesh, tied=tied, recompute=recompute_nodes(program, level), reuse=reuse)
+    form = problem_of(program, mesh, tied=tied, recompute=recompute_nodes(program, level), reuse="free" if reuse else "never")
     assignment = random_assignment(form.problem, seed)
     if form.problem.cost(assignment) is None:
         return
@@ -101,7 +101,7 @@ def repeated(program: Program, mesh: Mesh, recompute: tuple[int, ...]) -> frozen
 def test_the_cost_of_an_assignment_is_that_of_the_rewritten_program(name, mesh, reuse, seed):
     """Before bucketing, with gradients priced one by one: every op and every reshard of rank 0 once."""
     program = PROGRAMS[name]()
-    form = problem_of(program, mesh, reuse=reuse)
+    form = problem_of(program, mesh, reuse="free" if reuse else "never")
     assignment = random_assignment(form.problem, seed)
     if form.problem.cost(assignment) is None:
         return

@@ -46,7 +46,7 @@ def gathering(mesh: str = "4", recompute: tuple[int, ...] | None = (), width: in
         return [lay for lay in layouts if all(isinstance(p, wants) for p in lay)][:1]
 
     return formulate(program, parse_mesh(mesh), prices(mesh), budget_bytes=None, optimizer_bytes=adamw,
-                     recompute=recompute, reuse=True, node_filter=whole, input_filter=cut)
+                     recompute=recompute, reuse="free", node_filter=whole, input_filter=cut)
 
 
 def gathers(form: Formulation, local: LocalProgram) -> list[int]:
@@ -116,7 +116,7 @@ def test_an_assignment_costs_what_its_rewritten_program_does(mesh, recompute, ha
     """Never less; and no copy is moved twice that the problem says is moved once."""
     program = decoder_program(precision="bf16" if half else "fp32")
     form = formulate(program, parse_mesh(mesh), prices(mesh), budget_bytes=None, optimizer_bytes=adamw,
-                     recompute=recompute, reuse=True)
+                     recompute=recompute, reuse="free")
     assignment = random_assignment(form.problem, seed)
     cost = form.problem.cost(assignment)
     assert cost is not None
@@ -166,5 +166,5 @@ def test_states_that_stand_together():
 
 def test_one_rank_has_nothing_to_keep():
     program = decoder_program()
-    form = formulate(program, parse_mesh("1"), prices("1"), budget_bytes=None, optimizer_bytes=adamw, reuse=True)
+    form = formulate(program, parse_mesh("1"), prices("1"), budget_bytes=None, optimizer_bytes=adamw, reuse="free")
     assert not form.copies and not form.hub_modes

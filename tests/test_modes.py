@@ -67,7 +67,7 @@ def test_pinned_modes_are_those_of_the_rewritten_program(level, seed):
 
 def free_problem(program: Program, mesh: str, reuse: bool = False):
     return formulate(program, parse_mesh(mesh), prices(mesh), budget_bytes=None, optimizer_bytes=adamw, recompute=None,
-                     reuse=reuse)
+                     reuse="free" if reuse else "never")
 
 
 @settings(max_examples=20)
