@@ -107,10 +107,12 @@ class _Lockstep:
             rows = move([self.step_of(index, rank) for rank in group], [sent[rank] for rank in group])
             arrived.update(zip(group, rows, strict=True))
         self.arrived[index] = [arrived[rank] for rank in self.ranks]
-        # a sum of one tensor is made from a copy, that of several in the row that was packed
-        self.sent[index] = [[] if step.kind == "all_reduce" else [t] for t in sent]
+        # several tensors are summed in the row that was packed, one in a copy of what was packed
+        self.sent[index] = [[] if step.kind == "all_reduce" and len(step.values) > 1 else [t] for t in sent]
         self.given[index] = tensors if step.kind.startswith("halo") else [[] for _ in self.ranks]
         self.look()
+        if step.kind == "all_reduce":
+            self.sent[index] = [[] for _ in self.ranks]
         self.pending.update(dict.fromkeys(step.outputs, index))
 
     def me(self, index: int, rank: int) -> int:
