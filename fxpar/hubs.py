@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from fxpar.plans.lifetimes import parameter_roots
 from fxpar.plans.program import Arg, Node, Program, Ref, map_refs, node_inputs
-from fxpar.restrict import parameter_roots
 from fxpar.rules.ops.hub import HUB
 
 

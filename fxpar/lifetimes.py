@@ -18,16 +18,14 @@ import numpy as np
 from fxpar.layers import Classes
 from fxpar.modes import AGAIN, DROPPED, HELD, KEPT
 from fxpar.plans.layout import Layout
-from fxpar.plans.lifetimes import hub_partners
-from fxpar.plans.program import Program, node_inputs
-from fxpar.restrict import parameter_roots
+from fxpar.plans.lifetimes import parameter_hubs
+from fxpar.plans.program import Program
 from fxpar.solver.problem import FORBIDDEN, IntArray
 
 
 def keepable(program: Program, classes: Classes) -> dict[int, int]:
     """Backward hub -> forward hub of values that are a parameter, for classes whose members all have a partner."""
-    roots = parameter_roots(program)
-    pairs = {b: f for b, f in hub_partners(program).items() if node_inputs(program.nodes[f])[0] in roots}
+    pairs = parameter_hubs(program)
     while True:
         early, late = set(pairs.values()), set(pairs)
         hubs = {classes.nodes[n] for n in early | late}

@@ -13,6 +13,7 @@ from functools import cached_property
 
 from fxpar.plans.errors import FxparError, UnsupportedError
 from fxpar.plans.layout import Layout, Replicate, Shard
+from fxpar.plans.lifetimes import parameter_roots
 from fxpar.plans.mesh import Mesh
 from fxpar.plans.program import Program, node_inputs
 from fxpar.rules.choices import JointChoice, Site
@@ -22,12 +23,6 @@ AXIS_NAMES = ("dp", "tp")
 _WEIGHT_OPERAND = {"aten.mm.default": (0, 1), "aten.bmm.default": (0, 1), "aten.addmm.default": (2, 1),
                    "aten.baddbmm.default": (2, 1), "aten.convolution.default": (1,),
                    "fxpar.experts.default": (3, 4)}
-# ops between a stored weight and the product that uses it
-_CARRIES_WEIGHT = frozenset({
-    "fxpar.hub.default", "aten.t.default", "aten.transpose.int", "aten.view.default", "aten._unsafe_view.default",
-    "aten.detach.default", "aten.alias.default", "aten._to_copy.default", "aten.permute.default", "aten.expand.default",
-    "aten.unsqueeze.default", "aten.clone.default",
-})
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,15 +132,6 @@ def weight_values(program: Program, weights: dict[int, tuple[int, ...]]) -> froz
     roots = parameter_roots(program)
     used = {roots[node_inputs(program.nodes[n])[o]] for n, operands in weights.items() for o in operands}
     return frozenset(v for v in used if len(program.types[v].shape) > 1)
-
-
-def parameter_roots(program: Program) -> dict[int, int]:
-    """Values that are a parameter seen through views and casts -> the parameter's value."""
-    roots = {i.value: i.value for i in program.inputs if i.kind == "parameter"}
-    for node in program.nodes:
-        if node.op in _CARRIES_WEIGHT and node_inputs(node) and node_inputs(node)[0] in roots:
-            roots[node.outputs[0]] = roots[node_inputs(node)[0]]
-    return roots
 
 
 def check_axis_names(mesh: Mesh) -> None:

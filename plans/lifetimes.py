@@ -17,6 +17,12 @@ from fxpar.plans.plan import Decisions
 from fxpar.plans.program import Node, Program, node_inputs
 
 HUB = "fxpar.hub.default"
+# ops between a stored weight and the product that uses it
+_CARRIES_WEIGHT = frozenset({
+    "fxpar.hub.default", "aten.t.default", "aten.transpose.int", "aten.view.default", "aten._unsafe_view.default",
+    "aten.detach.default", "aten.alias.default", "aten._to_copy.default", "aten.permute.default", "aten.expand.default",
+    "aten.unsqueeze.default", "aten.clone.default",
+})
 
 
 def hub_partners(program: Program) -> dict[int, int]:
@@ -31,6 +37,21 @@ def hub_partners(program: Program) -> dict[int, int]:
             elif value in forward:
                 partners[index] = forward[value]
     return partners
+
+
+def parameter_hubs(program: Program) -> dict[int, int]:
+    """:func:`hub_partners` of values that are a parameter, seen through views and casts."""
+    roots = parameter_roots(program)
+    return {b: f for b, f in hub_partners(program).items() if node_inputs(program.nodes[f])[0] in roots}
+
+
+def parameter_roots(program: Program) -> dict[int, int]:
+    """Values that are a parameter seen through views and casts -> the parameter's value."""
+    roots = {i.value: i.value for i in program.inputs if i.kind == "parameter"}
+    for node in program.nodes:
+        if node.op in _CARRIES_WEIGHT and node.outputs and node_inputs(node) and node_inputs(node)[0] in roots:
+            roots[node.outputs[0]] = roots[node_inputs(node)[0]]
+    return roots
 
 
 def _is_hub(node: Node) -> bool:

@@ -8,7 +8,8 @@ Every node becomes its local call; wherever a value is needed in another layout 
 A choice that expands (:mod:`fxpar.rules.expansion`) becomes several ops and collectives.
 A node of ``fxpar.hub.default`` only names a layout: its operand's reshard, no op. Nodes in ``Decisions.recompute`` run
 again in backward, right before their first use there. A backward hub in ``Decisions.reuse`` is the forward hub's local
-value, which lives until then; that hub's reshard is never made again.
+value, which lives until then; that hub's reshard is never made again. Where a parameter's forward hub is listed and
+the backward hub has the same layout, both mean one reshard in backward.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from functools import lru_cache
 
 from fxpar.plans.errors import PlanFileError
 from fxpar.plans.layout import Dims, Layout, largest_shape, layout_text, local_shape
-from fxpar.plans.lifetimes import HUB, hub_partners, reuse_problems
+from fxpar.plans.lifetimes import HUB, hub_partners, parameter_hubs, reuse_problems
 from fxpar.plans.mesh import Mesh
 from fxpar.plans.plan import Decisions
 from fxpar.plans.program import Arg, Node, Program, Ref, TensorType, map_refs, node_inputs
@@ -78,6 +79,9 @@ class _Localiser:
         # backward hub -> the forward hub whose local value it is
         self.kept = {n: h for n, h in hub_partners(program).items() if n in decisions.reuse} if decisions.reuse else {}
         self.again = frozenset(decisions.recompute)
+        # backward hub -> the forward hub that is made again in the same layout
+        self.shared_hubs = {n: h for n, h in parameter_hubs(program).items()
+                            if h in self.again and decisions.choices[n] == decisions.choices[h]} if self.again else {}
         self.sites = sites_of(program)
         self.calls: dict[tuple[Site, tuple[str, ...]], tuple[str, tuple[Arg, ...]]] = {}
         self.producer = {v: i for i, node in enumerate(program.nodes) for v in node.outputs if v >= 0}
@@ -138,6 +142,13 @@ class _Localiser:
             )
         if index in self.kept:
             into[node.outputs[0]] = self.produced[self.program.nodes[self.kept[index]].outputs[0]]
+            return
+        if index in self.shared_hubs:
+            hub = self.shared_hubs[index]
+            result = self.program.nodes[hub].outputs[0]
+            if result not in self.recomputed:
+                self.run_again(hub)
+            into[node.outputs[0]] = self.recomputed[result]
             return
         repeated = into is self.recomputed
         operands = tuple(
