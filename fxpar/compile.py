@@ -103,7 +103,8 @@ def compile_model(
         mesh: as for ``--mesh``; None: meshes of the cluster's shape are tried.
         memory: bytes per device a plan may use; None: what the cluster has.
         gap: stop when proven within this fraction of the best.
-        zero: ZeRO stage: 0 (parameters whole on every axis but those called tp) or 3 (cut on them); None: as is best.
+        zero: ZeRO stage: 0 (parameters stored whole on every axis but those called tp), 1 or 2 (cut on them, gathered
+            copies kept from forward to backward), 3 (gathered again in backward); None: as is best.
         pins: what axes do to inputs and ops of a name, ``"embed*.weight=tp:Shard(0)"`` (see :mod:`fxpar.pins`); those
             of the source count as well.
         hints: plans of the same program and of a mesh that is tried; the search begins with their decisions.

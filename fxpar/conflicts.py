@@ -65,7 +65,10 @@ class Conflicts:
         """Some plan that fits and obeys these constraints and no others; None when none is found."""
         key = tuple(members)
         if key not in self._plans:
-            self._plans[key] = next((f for mesh in self.meshes if (f := self._on(mesh, key)) is not None), None)
+            # what obeys more obeys these
+            known = [f for more, f in self._plans.items() if f is not None and set(more) >= set(key)]
+            found = (f for mesh in self.meshes if (f := self._on(mesh, key)) is not None)
+            self._plans[key] = known[0] if known else next(found, None)
         return self._plans[key]
 
     def smallest(self) -> tuple[Member, ...]:

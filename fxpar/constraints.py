@@ -1,10 +1,15 @@
 """What a user asks of a plan beyond mesh and memory, as filters over stored layouts and choices.
 
-``--zero 0``: parameters stay whole on every axis but those called tp; ``--zero 3``: cut on each of them wherever they
-can be, gathered for a use and freed after it. (Optimizer state and gradients always lie as the parameter is stored, so
-ZeRO-1 and -2 are ZeRO-3's storage with copies held from forward to backward.) Pins (:mod:`fxpar.pins`) say what axes
-do to inputs and ops of a name. The more particular demand counts: where a pin says what an axis does, neither the
-axis' name nor ``--zero`` says anything. Layers that are decided together obey what is asked of any of them.
+ZeRO stages, on every mesh axis but those called tp (optimizer state and gradients always lie as the parameter is
+stored, and gradients are reduced as they are made):
+
+    0     parameters are stored whole
+    1, 2  stored cut wherever they can be; a copy gathered for forward is kept until backward has read it
+    3     stored cut, too; backward gathers again (``Decisions.reuse`` is empty)
+
+1 and 2 differ in when gradients are reduced, which with one microbatch is the same. Pins (:mod:`fxpar.pins`) say what
+axes do to inputs and ops of a name. The more particular demand counts: where a pin says what an axis does, neither the
+axis' name nor the stage says anything. Layers that are decided together obey what is asked of any of them.
 
 In: constraints, a program with logical dims, a mesh. Out: filters for :func:`fxpar.formulate.formulate`.
 """
@@ -17,14 +22,16 @@ from dataclasses import dataclass, replace
 
 from fxpar.formulate import InputFilter, NodeFilter, useful
 from fxpar.layers import Classes, tie_layers
+from fxpar.lifetimes import keepable
 from fxpar.minimal_set import minimal_set
+from fxpar.modes import Reuse
 from fxpar.pin_targets import matched
 from fxpar.pins import Pin, Wanted, parse_pins
-from fxpar.plans.errors import FxparError, Infeasible, UnsupportedError, collect_errors
+from fxpar.plans.errors import FxparError, Infeasible, collect_errors
 from fxpar.plans.layout import REPLICATE, Layout, Partial, Shard, layout_text
 from fxpar.plans.mesh import Mesh
 from fxpar.plans.plan import Decisions
-from fxpar.plans.program import Program
+from fxpar.plans.program import Program, node_inputs
 from fxpar.restrict import Restriction
 from fxpar.rules.choices import JointChoice, Site, choice_by_names, joint_choices
 from fxpar.splits import Named, cut_factors
@@ -45,6 +52,11 @@ class Constraints:
         return self.zero is not None or bool(self.pins)
 
     @property
+    def reuse(self) -> Reuse:
+        """Which gathered copies of parameters are kept from forward to backward."""
+        return "free" if not self.zero else "never" if self.zero == 3 else "always"
+
+    @property
     def texts(self) -> tuple[str, ...]:
         """Each as on the command line."""
         zero = () if self.zero is None else (f"--zero {self.zero}",)
@@ -58,17 +70,9 @@ def read_constraints(zero: int | None, pins: Sequence[str]) -> Constraints:
     """Constraints from the command line, or from a certificate's question.
 
     Raises:
-        UnsupportedError: ZeRO stages that this version does not do.
         FxparError: there is no such stage, or a pin cannot be read.
     """
-    if zero in (1, 2):
-        raise UnsupportedError(
-            f"--zero {zero} is not supported by this version", where="--zero",
-            numbers="stages 1 and 2 hold a parameter's gathered copy from forward to backward; copies are freed after "
-                    "a use",
-            way_out="--zero 3 needs less memory and gathers twice; without --zero parameters are stored as is best",
-        )
-    if zero not in (None, 0, 3):
+    if zero not in (None, 0, 1, 2, 3):
         raise FxparError(f"there is no ZeRO stage {zero}", where="--zero", way_out="stages are 0, 1, 2 and 3")
     return Constraints(zero, parse_pins(pins))
 
@@ -142,6 +146,8 @@ class Applied:
 
     def obeyed(self, decisions: Decisions) -> bool:
         """True when decisions on this mesh are what the constraints ask for."""
+        if not self._copies_obey(decisions):
+            return False
         for index, (c, names) in enumerate(zip(self.classes.nodes, decisions.choices, strict=True)):
             if c in self.demands:
                 site = self.classes.sites[index]
@@ -151,25 +157,47 @@ class Applied:
         stored = enumerate(decisions.inputs)
         return all(layout in self.inputs(index, self._stored(index)) for index, layout in stored)
 
+    def _copies_obey(self, decisions: Decisions) -> bool:
+        """True when copies of parameters live as long as the ZeRO stage says."""
+        reuse = self.constraints.reuse
+        if reuse != "always":
+            return reuse == "free" or not decisions.reuse
+        nodes = self.program.nodes
+        layouts = {i.value: lay for i, lay in zip(self.program.inputs, decisions.inputs, strict=True)}
+        for node, site, names in zip(nodes, self.classes.sites, decisions.choices, strict=True):
+            choice = choice_by_names(site, names, self.mesh)
+            if choice is not None:
+                layouts.update({v: lay for v, lay in zip(node.outputs, choice.outputs, strict=True) if v >= 0})
+        kept = set(decisions.reuse)
+        return all(
+            late in kept or layouts.get(nodes[early].outputs[0]) == layouts.get(node_inputs(nodes[early])[0])
+            for late, early in keepable(self.program, self.classes).items()
+        )
+
     def check_possible(self) -> None:
         """Look at every op and input that is pinned, each for itself.
 
         Raises:
-            Infeasible: pins leave one no choice; names as few of them as do.
+            Infeasible: pins leave one no choice; names as few of them as do, and what they do to the others.
         """
-        with collect_errors() as errors:
-            for c, what, states in self._pinned_states():
-                demands = self.demands[c]
+        found: dict[tuple[int, ...], Infeasible] = {}
+        for c, what, states in self._pinned_states():
+            demands = self.demands[c]
 
-                def possible(
-                    pins: tuple[int, ...], demands: tuple[Demand, ...] = demands,
-                    states: Sequence[JointChoice | Layout] = states,
-                ) -> bool:
-                    return any(all(d.obeyed_by(s) for d in demands if d.pin in pins) for s in states)
+            def possible(
+                pins: tuple[int, ...], demands: tuple[Demand, ...] = demands,
+                states: Sequence[JointChoice | Layout] = states,
+            ) -> bool:
+                return any(all(d.obeyed_by(s) for d in demands if d.pin in pins) for s in states)
 
-                pins = tuple(dict.fromkeys(d.pin for d in demands))
-                if not possible(pins):
-                    errors.add(self._no_choice(minimal_set(pins, possible), what, states))
+            pins = tuple(dict.fromkeys(d.pin for d in demands))
+            if not possible(pins):
+                blamed = minimal_set(pins, possible)
+                found.setdefault(blamed, self._no_choice(blamed, what, states))
+        if found:
+            first, *others = found.values()
+            raise Infeasible(first.what, first.where, (*first.numbers, *(other.what for other in others)),
+                             first.way_out)
 
     def _stored(self, index: int) -> Sequence[Layout]:
         item = self.program.inputs[index]

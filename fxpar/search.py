@@ -161,13 +161,8 @@ class Search:
 
     @property
     def reuse(self) -> Reuse:
-        """Which copies of parameters the request lets chosen plans keep: ZeRO-3 frees each, ZeRO-2 keeps each."""
-        match self.request.constraints.zero:
-            case 3:
-                return "never"
-            case 2:
-                return "always"
-        return "free"
+        """Which copies of parameters the request lets chosen plans keep: ZeRO-3 frees each, ZeRO-1 and -2 keep each."""
+        return self.request.constraints.reuse
 
     def found(self, name: str, decisions: Decisions, certificate: Certificate) -> Found:
         """Simulate decisions."""
@@ -467,6 +462,8 @@ def random_decisions(program: Program, mesh: Mesh, seed: int, applied: Applied |
     again = tuple(n for n, node in enumerate(program.nodes) if node.phase == "forward" and draw.random() < share)
     decisions = Decisions(mesh, choices, inputs, output_layouts(program, inputs, mesh), again)
     share = draw.choice((0.0, 0.5, 1.0))
+    if applied is not None and applied.constraints.reuse != "free":
+        share = 0.0 if applied.constraints.reuse == "never" else 1.0
     keep = [n for n, partner in hub_partners(program).items() if draw.random() < share and (
         of_node is None or choices[partner] in {c.names for c in of_node(n, classes.sites[n], every[n])})]
     return keep_copies(program, decisions, keep)

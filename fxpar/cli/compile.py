@@ -53,7 +53,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     group.add_argument(
         "--zero", type=int, choices=range(4),
         help="how parameters, with gradients and optimizer state, are stored on every axis but those called tp: whole "
-        "(0), or cut wherever they can be, gathered for a use and freed (3); 1 and 2 are refused",
+        "(0), or cut wherever they can be, with copies gathered for forward kept for backward (1, 2) or gathered again "
+        "(3)",
     )
     group.add_argument(
         "--recompute", choices=("auto", "on", "off"),
@@ -96,8 +97,6 @@ def run(options: argparse.Namespace) -> int:
     refused = {}
     if options.microbatches not in (None, 1):
         refused[f"--microbatches {options.microbatches}"] = "the batch runs in one part"
-    if options.zero in (1, 2):
-        refused[f"--zero {options.zero}"] = "the solver then stores parameters as is best; --zero 3 also cuts them all"
     option.refuse_unsupported(refused)
     pins = (*options.pin, *(text for text in options.hint if not is_plan_file(text)))
     check_writable(options.output)
