@@ -99,9 +99,13 @@ CLUSTERS = ("1x8:h100", "2x8:h100", "1x4:a100", "2x4:l40s", "1x8:4090")
 cards with 24 GiB."""
 
 
-def recount(program: Program, decisions: Decisions, cluster: Cluster) -> int:
-    """ns of one step of rank 0 if nothing overlaps: all its ops and collectives, one after the other."""
-    local = remove_dead_steps(localise(program, decisions, (0,) * len(decisions.mesh.axes)))
+def recount(program: Program, decisions: Decisions, cluster: Cluster, *, as_written: bool = False) -> int:
+    """ns of one step of rank 0 if nothing overlaps: all its ops and collectives, one after the other.
+
+    ``as_written``: before equal reshards of one value are made once and what nobody reads is dropped.
+    """
+    local = localise(program, decisions, (0,) * len(decisions.mesh.axes), shared=not as_written)
+    local = local if as_written else remove_dead_steps(local)
     buckets = bucketed(program, local)
     return sum(step_ns(step, local, cluster, in_bucket=index in buckets) for index, step in enumerate(local.steps))
 
@@ -109,9 +113,10 @@ def recount(program: Program, decisions: Decisions, cluster: Cluster) -> int:
 def bucketed(program: Program, local: LocalProgram) -> set[int]:
     """Positions of the collectives that the rewrite joins into buckets, if they are small.
 
-    These are gatherings of program inputs, and reductions whose results nothing but gradients and buffers that leave
-    the program, or other such reductions, read.
+    These are gatherings of program inputs (where a parameter has a hub: at the hub), and reductions whose results
+    nothing but gradients and buffers that leave the program, or other such reductions, read.
     """
+    entering = {i.value for i in program.inputs}
     wanted = {v for v, o in zip(local.outputs, program.outputs, strict=True) if o.kind in ("gradient", "buffer")}
     other = {v for v, o in zip(local.outputs, program.outputs, strict=True) if o.kind not in ("gradient", "buffer")}
     found: set[int] = set()
@@ -123,7 +128,8 @@ def bucketed(program: Program, local: LocalProgram) -> set[int]:
                 wanted.update(step.values)
                 continue
         if isinstance(step, CollectiveStep) and step.kind == "all_gather" and step.values[0] in local.inputs:
-            found.add(index)
+            if local.origins[step.outputs[0]][0] in entering:
+                found.add(index)
         other.update(step.reads)
     return found
 

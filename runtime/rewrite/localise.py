@@ -31,14 +31,19 @@ from fxpar.runtime.local import AnyStep, CollectiveStep, Geometry, LocalProgram,
 from fxpar.runtime.rewrite.geometry import all_to_all_swap, exchange_geometry, gather_cut, scatter_cut
 
 
-def localise(program: Program, decisions: Decisions, coords: tuple[int, ...]) -> LocalProgram:
+def localise(
+    program: Program, decisions: Decisions, coords: tuple[int, ...], *, shared: bool = True
+) -> LocalProgram:
     """The local program of the rank at ``coords``.
+
+    ``shared``: uses of a value in the same layout and phase share its reshard; else each makes its own, as plans are
+    priced (where a reshard is worth sharing the value has a hub).
 
     Raises:
         PlanFileError: a choice names what the op's rule does not offer, a layout does not fit, or counts differ.
     """
     _check_counts(program, decisions)
-    return _Localiser(program, decisions, coords).run()
+    return _Localiser(program, decisions, coords, shared).run()
 
 
 @lru_cache(maxsize=100_000)
@@ -67,8 +72,8 @@ def _check_counts(program: Program, decisions: Decisions) -> None:
 class _Localiser:
     """Builds one rank's steps; used once."""
 
-    def __init__(self, program: Program, decisions: Decisions, coords: tuple[int, ...]) -> None:
-        self.program, self.mesh, self.coords = program, decisions.mesh, coords
+    def __init__(self, program: Program, decisions: Decisions, coords: tuple[int, ...], shared: bool) -> None:
+        self.program, self.mesh, self.coords, self.shared = program, decisions.mesh, coords, shared
         self.decisions = decisions
         self.types: list[TensorType] = []
         self.origins: list[tuple[int, Layout]] = []
@@ -240,7 +245,7 @@ class _Localiser:
         if have == want:
             return local
         key = (value, want, phase)
-        if key not in self.resharded:
+        if key not in self.resharded or not self.shared:
             try:
                 chain = reshard_steps(have, want, self.program.dims[value], self.mesh)
             except ValueError as error:
