@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import sys
 from collections.abc import Iterator
 from datetime import timedelta
@@ -22,18 +21,19 @@ from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
 from fxpar.live_bytes import LiveBytes
-from fxpar.model_source import load_model_source
+from fxpar.model_source import OptimizerFactory, load_model_source
 from fxpar.plans.codec import read_plan
 from fxpar.plans.errors import FxparError
-from fxpar.plans.layout import local_shape
 from fxpar.plans.plan import Plan
 from fxpar.ranks import end_as_rank
 from fxpar.reference import CLIP_NORM, DTYPES, buffers_of, built, train, widen
-from fxpar.runtime.interpret import torch_dtype
+from fxpar.runtime.binding import bind
 from fxpar.runtime.model import ParallelModule, load
 from fxpar.step_values import named_parameters, output_tensors_of_call, returns_outputs
 
 COLLECTIVE_SECONDS = 120
+REPEATS = 3
+"""Steps whose memory is measured."""
 
 
 def main(folder: Path) -> None:
@@ -43,7 +43,8 @@ def main(folder: Path) -> None:
     request = json.loads((folder / "request.json").read_text())
     dtype = DTYPES[request["dtype"]]
     source = load_model_source(
-        request["model"], task=request["task"], seq=request["seq"], batch=request["batch"]
+        request["model"], task=request["task"], seq=request["seq"], batch=request["batch"],
+        optimizer=request["optimizer"],
     )
     state = folder / "state.pt"
     plan = read_plan(folder / "plan.msgpack")
@@ -52,7 +53,7 @@ def main(folder: Path) -> None:
     args, kwargs = widen(source.example_inputs(), dtype)
     before = buffers_of(module)
     if request["memory"]:
-        peak = peak_of_step(module, plan, args, kwargs)
+        peak = peak_of_step(module, plan, source.optimizer, args, kwargs)
         peaks: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(peaks, peak)
         module.zero_grad(set_to_none=True)
@@ -84,21 +85,50 @@ def main(folder: Path) -> None:
     dist.destroy_process_group()
 
 
-def peak_of_step(module: Any, plan: Plan, args: Any, kwargs: Any) -> int:
-    """Peak of live bytes of one step on this rank: stored parameters and buffers, its part of the batch, and all that
-    the step makes."""
-    decisions, program = plan.decisions, plan.program
-    coords = decisions.mesh.coordinates(dist.get_rank())
-    pieces = sum(
-        math.prod(local_shape(program.dims[e.value], layout, decisions.mesh, coords))
-        * torch_dtype(program.types[e.value].dtype).itemsize
-        for e, layout in zip(program.inputs, decisions.inputs, strict=True) if e.kind == "input"
-    )
-    stored = [p.to_local() if isinstance(p, DTensor) else p for p in module.parameters()]
+def peak_of_step(module: Any, plan: Plan, optimizer: OptimizerFactory, args: Any, kwargs: Any) -> int:
+    """Peak of live bytes of one step on this rank, after a step of the optimizer: stored parameters and buffers, the
+    optimizer's state, this rank's part of the batch, and all that forward and backward make. Parameters are left as
+    they were.
+
+    The least of :data:`REPEATS` steps: a thread of gloo may hold what it has sent a moment longer than it must.
+    """
+    trained = [p for p in module.parameters() if p.requires_grad]
+    stored = [local(p.detach()) for p in module.parameters()]
+    before = [t.clone() for t in stored]
+    made = optimizer(trained)
+    module.step(*args, **kwargs)
+    made.step()
+    module.zero_grad(set_to_none=True)
+    state = [local(t) for entry in made.state.values() for t in entry.values() if isinstance(t, torch.Tensor)]
+    for tensor, value in zip(stored, before, strict=True):
+        tensor.copy_(value)
+    del before
     batch = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-    with LiveBytes(counted=[*stored, *module.buffers()], known=batch) as live:
-        module.step(*args, **kwargs)
-    return live.peak + pieces
+    parts = batch_bytes(module, plan, args, kwargs)
+    peaks = []
+    for _ in range(REPEATS):
+        with LiveBytes(counted=[*stored, *module.buffers(), *state], known=batch) as live:
+            module.step(*args, **kwargs)
+        peaks.append(live.peak + parts)
+        module.zero_grad(set_to_none=True)
+    return min(peaks)
+
+
+def batch_bytes(module: Any, plan: Plan, args: Any, kwargs: Any) -> int:
+    """Bytes of this rank's parts of the batch, of those that are views of it: what is copied is counted as it is
+    made."""
+    tensors = bind(plan.program, args, kwargs)
+    parts = ((module._fxpar.runner.piece(tensors[e.value], i), tensors[e.value])
+             for i, e in enumerate(plan.program.inputs) if e.kind == "input")
+    return sum(
+        part.numel() * part.element_size() for part, of in parts
+        if part.untyped_storage().data_ptr() == of.untyped_storage().data_ptr()
+    )
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a DTensor; a plain tensor as it is."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
