@@ -320,6 +320,9 @@ def test_whole_parameters_and_little_memory_conflict_and_a_bystander_is_not_name
     assert "relu" not in text
     found = check_minimal(conflicts_of("wide", "2", budget, **request))
     assert len(found) == 2 and found[0].startswith("--memory ") and found[1] == "--zero 0"
+    # and so says compiling: with one of the two there is a plan
+    assert plan_of("wide", "2", memory=budget, pins=request["pins"]).prediction.peak_bytes <= budget
+    assert obeys(plan_of("wide", "2", **request), request["pins"], 0)
 
 
 def test_what_does_not_fit_at_all_is_said_as_before():
