@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 from fxpar.layers import layer_key
+from fxpar.parameter_copies import copy_rows, parameter_copies, zero_words
 from fxpar.plans.errors import FxparError
 from fxpar.plans.layout import layout_text
 from fxpar.plans.mesh import Mesh
@@ -44,6 +45,9 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
         ],
         "certificate": certificate_facts(plan.certificate),
         "parameters": [{"names": k, "layout": lay, "count": n} for (k, lay), n in parameter_layouts(plan).items()],
+        "copies": [{"names": name, "life": life, "count": n, "bytes": total}
+                   for name, life, n, total in copy_rows(parameter_copies(plan))],
+        "zero": zero_words(parameter_copies(plan)),
         "work": dict(split_work(plan)),
         "splits": [
             {"axis": s.axis, "dim": s.name, "share": round(s.share, 4), "size": s.size, "pieces": s.pieces}
@@ -186,6 +190,7 @@ def plan_text(plan: Plan, *, full: bool = False) -> str:
             (c.kind, c.axis, str(c.count), size(c.bytes), ms(c.ns)) for c in p.collectives)])
     lines += ["", "parameters"]
     lines += table([(f"{n} x" if n > 1 else "", key, lay) for (key, lay), n in _by_layout(plan)])
+    lines += copy_lines(plan)
     splits = splits_of(plan)
     if splits:
         lines += ["", "each axis splits (share of the flops of the forward's products, convolutions and attention)"]
@@ -207,6 +212,24 @@ def plan_text(plan: Plan, *, full: bool = False) -> str:
     if full:
         lines += ["", canonical_text(plan).rstrip()]
     return "\n".join(lines)
+
+
+def copy_lines(plan: Plan) -> list[str]:
+    """How long copies of parameters live, one line per life; none where nothing is gathered in both halves."""
+    copies = parameter_copies(plan)
+    words = zero_words(copies)
+    if not words:
+        return []
+    joined: dict[str, list[tuple[str, int, int]]] = {}
+    for name, life, count, total in copy_rows(copies):
+        joined.setdefault(life, []).append((name, count, total))
+    rows: list[tuple[str, ...]] = [("", "", "per device", "")]
+    for life, names in joined.items():
+        shown = ", ".join(name.split(".", 1)[-1] if len(names) > 1 else name for name, _, _ in names[:4])
+        more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+        count, total = sum(n for _, n, _ in names), sum(b for _, _, b in names)
+        rows.append((f"{count} x", shown + more, gib(total), life))
+    return ["", f"copies of parameters, {words}", *table(rows)]
 
 
 def certificate_facts(c: Certificate) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """States of a priced problem in words: per mesh axis the logical dims that are split.
 
     batch over a0, ffn over a1; kept              an op: what each axis splits, and what becomes of its result
+    whole on a0; made once, kept until backward   a hub: the layout of a copy, and how long it lives
     whole on a0, hidden (dim 1) cut over a1       a parameter: how it is stored
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from fxpar.formulate import Formulation
-from fxpar.modes import AGAIN, DROPPED, KEPT
+from fxpar.modes import AGAIN, DROPPED, HELD, KEPT
 from fxpar.plans.layout import Layout, Partial, Shard
 from fxpar.plans.mesh import Mesh
 from fxpar.rules.choices import JointChoice
@@ -25,9 +26,18 @@ def state_words(formulation: Formulation, named: Named) -> Callable[[int], Seque
         if c in first_input:
             value = formulation.program.inputs[first_input[c]].value
             return [layout_words(s, value, formulation.mesh, named) for s in formulation.input_states[c]]
-        modes = formulation.modes.get(c)
+        modes = formulation.modes.get(c) or formulation.hub_modes.get(c)
         free = modes is not None and len(set(modes)) > 1
         ends = {KEPT: "; kept", AGAIN: "; run again in backward", DROPPED: "; dropped"} if free else {}
+        if c in formulation.hub_modes:
+            late = formulation.program.nodes[first_node[c]].phase == "backward"
+            ends = {
+                KEPT: "; made again in backward", AGAIN: "; made again in backward", DROPPED: "; its own in backward",
+                HELD: "; the copy that forward made",
+            } if late else {
+                KEPT: "; made again in backward", AGAIN: "; made again in backward", DROPPED: "; freed after forward",
+                HELD: "; made once, kept until backward",
+            }
         return [
             choice_words(s, first_node[c], formulation.mesh, named) + (ends.get(modes[i], "") if modes else "")
             for i, s in enumerate(formulation.node_states[c])
