@@ -1,0 +1,107 @@
+"""The memory that a plan says it needs is what ranks really hold, optimizer state included."""
+
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from fxpar.compile import capture_program, compile_model
+from fxpar.model_source import load_model_source
+from fxpar.plans.plan import Plan
+from fxpar.progress import silent
+from fxpar.reference import built
+from fxpar.step_values import input_values
+from fxpar.verify import MEMORY_TOLERANCE, verify_plan
+from tests.virtual_memory import virtual_peaks
+
+torch.set_num_threads(1)
+FOLDER = Path(__file__).parent / "memory_models"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A model, and how its plan is asked for; ``share``: of the memory that the plan without a limit needs."""
+
+    model: str
+    mesh: str
+    precision: str = "fp32"
+    share: float | None = None
+    options: dict = field(default_factory=dict, hash=False)
+
+    def __str__(self):
+        asked = "-".join(f"{k}{v}" for k, v in self.options.items())
+        return "-".join(filter(None, (self.model, self.mesh, self.precision, self.share and str(self.share), asked)))
+
+
+FAST = (Pair("bert", "dp=2"), Pair("vit", "tp=2"))
+PAIRS = (
+    *FAST,
+    Pair("llama", "2x2", "bf16", options={"random_choices": 1}),
+    Pair("bert", "dp=4", options={"zero": 3}),
+    Pair("bert", "dp=2", options={"recompute": "on"}),
+    Pair("gpt2", "dp=2,tp=2"),
+    Pair("gpt2", "4", "bf16", share=0.6),
+    Pair("llama", "dp=2,tp=2", "bf16"),
+    Pair("llama", "4", share=0.6),
+    Pair("vit", "2x2", share=0.5),
+    Pair("t5", "2x2", "bf16"),
+    Pair("resnet", "4", options={"random_choices": 2}),
+)
+
+
+@cache
+def source_of(model: str):
+    return load_model_source(str(FOLDER / f"{model}.py"))
+
+
+@cache
+def captured(model: str, precision: str):
+    return capture_program(source_of(model), outputs=("loss",), precision=precision, progress=silent)
+
+
+@cache
+def plan_of(pair: Pair) -> Plan:
+    source, taken = source_of(pair.model), captured(pair.model, pair.precision)
+    memory = None
+    if pair.share is not None:
+        memory = int(pair.share * plan_of(Pair(pair.model, pair.mesh, pair.precision)).prediction.peak_bytes)
+    return compile_model(source, mesh=pair.mesh, precision=pair.precision, memory=memory, captured=taken,
+                         **pair.options).plan
+
+
+def measured(plan: Plan, model: str) -> int:
+    """Peak of the virtual rank that holds the most."""
+    source = source_of(model)
+    args, kwargs = source.example_inputs()
+    values = input_values(plan.program, built(source, torch.float32), args, kwargs, seed=0)
+    return max(virtual_peaks(plan.program, plan.decisions, values)) + plan.prediction.optimizer_bytes
+
+
+def virtual_check(pair: Pair) -> None:
+    plan = plan_of(pair)
+    predicted, held = plan.prediction.peak_bytes, measured(plan, pair.model)
+    print(f"{pair}: predicted {predicted}, virtual ranks hold {held} ({predicted / held - 1:+.2%})")
+    assert abs(predicted - held) <= MEMORY_TOLERANCE * held
+    report = verify_plan(plan, source_of(pair.model), dtype="f32")
+    assert report.ok, report.text()
+
+
+@pytest.mark.parametrize("pair", FAST, ids=str)
+def test_virtual_ranks_hold_what_is_predicted(pair):
+    virtual_check(pair)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pair", PAIRS[len(FAST):], ids=str)
+def test_virtual_ranks_hold_what_is_predicted_too(pair):
+    virtual_check(pair)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pair", PAIRS, ids=str)
+def test_real_ranks_hold_what_is_predicted(pair):
+    report = verify_plan(plan_of(pair), source_of(pair.model), ranks="gloo", dtype="f32", memory=True)
+    print(f"{pair}: {report.notes}")
+    assert report.ok, report.text()
