@@ -13,8 +13,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from fxpar.plans.layout import Dims
-from fxpar.plans.reshard import COLLECTIVES, Step
+from fxpar.plans.reshard import COLLECTIVES, StepKind
 from fxpar.prices import Prices
 from fxpar.rules.choices import JointChoice, Site
 from fxpar.solver.certificate import Proof
@@ -34,9 +33,9 @@ class CommunicationPrices(Prices):
         """0."""
         return 0
 
-    def step_ns(self, step: Step, dims: Dims, dtype: str) -> int:
+    def move_ns(self, kind: StepKind, axis: int, elements: int, dtype: str, shared: bool = False) -> int:
         """Time of a collective; 0 for local steps."""
-        return super().step_ns(step, dims, dtype) if step.kind in COLLECTIVES else 0
+        return super().move_ns(kind, axis, elements, dtype, shared) if kind in COLLECTIVES else 0
 
 
 def mixture(whole: Problem, communication: Problem, quarters: int) -> Problem:

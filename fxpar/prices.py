@@ -83,14 +83,7 @@ class Prices:
         self, sources: Sequence[Layout], targets: Sequence[Layout], dims: Dims, kind: TensorType, priced: PriceKind
     ) -> IntArray:
         """[sources, targets] ns: :meth:`reshard_ns`, :meth:`gradient_ns` or :meth:`input_ns` of all pairs."""
-        price = {"reshard": self.reshard_ns, "gradient": self.gradient_ns, "input": self.input_ns}[priced]
-        if len(sources) * len(targets) < PAIRS_ONE_BY_ONE:
-            return np.array([[price(a, b, dims, kind) for b in targets] for a in sources], np.int64)
-        table = ReshardTable(
-            dims, self.mesh, [p for layout in (*sources, *targets) for p in layout],
-            lambda step, axis, elements, shared: self.move_ns(step, axis, elements, kind.dtype, shared), priced,
-        )
-        return table.matrix(sources, targets, lambda a, b: price(a, b, dims, kind))
+        return _reshard_table(self, tuple(sources), tuple(targets), dims, kind, priced)
 
     def collective_ns(self, kind: MovingKind, axis: int | tuple[int, ...], size: int) -> int:
         """Time of a collective of ``size`` bytes (the full tensor of one rank; of a halo what one neighbour gets)."""
@@ -112,6 +105,21 @@ def step_elements_held(step: Step, dims: Dims, mesh: Mesh) -> int:
 def step_bytes(step: Step, dims: Dims, dtype: str, mesh: Mesh) -> int:
     """:func:`step_elements_held` in bytes."""
     return tensor_bytes(TensorShape((step_elements_held(step, dims, mesh),), dtype))
+
+
+@lru_cache(maxsize=4096)
+def _reshard_table(
+    prices: Prices, sources: tuple[Layout, ...], targets: tuple[Layout, ...], dims: Dims, kind: TensorType,
+    priced: PriceKind,
+) -> IntArray:
+    price = {"reshard": prices.reshard_ns, "gradient": prices.gradient_ns, "input": prices.input_ns}[priced]
+    if len(sources) * len(targets) < PAIRS_ONE_BY_ONE:
+        return np.array([[price(a, b, dims, kind) for b in targets] for a in sources], np.int64)
+    table = ReshardTable(
+        dims, prices.mesh, [p for layout in (*sources, *targets) for p in layout],
+        lambda step, axis, elements, shared: prices.move_ns(step, axis, elements, kind.dtype, shared), priced,
+    )
+    return table.matrix(sources, targets, lambda a, b: price(a, b, dims, kind))
 
 
 @lru_cache(maxsize=500_000)

@@ -13,6 +13,7 @@ from fxpar.solver.bound import PRICE_BITS, Messages, Passing, no_messages, prove
 from fxpar.solver.decode import Neighbourhood, decode
 from fxpar.solver.eliminate import eliminate
 from fxpar.solver.graph import BLOCKED, BoolArray, Graph, IntArray, restrict
+from fxpar.solver.warm import Start, resumed
 
 #: Sweeps at one price, and how many without progress end them.
 SWEEPS_PER_PRICE = 12
@@ -24,8 +25,10 @@ PROGRESS = 150
 #: Without any assignment yet: 1 / this of the bound.
 PROGRESS_ALONE = 20_000
 PRICES = 14
-#: Prices that decoding is stirred at: memory is worth 1 / this of the cost; and sweeps at each.
+#: Prices that decoding is stirred at. Where memory does not bind: it is worth 1 / this of the cost. Where it does: this
+#: many 16ths of the best price. And sweeps at each.
 STIRRED_SHARES = (3, 30, 10, 2, 20, 4, 100, 8, 1000)
+STIRRED_TIMES = (12, 24, 8, 32, 4, 64, 2, 128)
 STIRRED_SWEEPS = 4
 #: Decoding costs more than a sweep: only the first few sweeps and then every so many are decoded.
 DECODED_AT_FIRST = 5
@@ -51,7 +54,8 @@ class Dual:
     pool      the choices found, without repetition.
     """
 
-    def __init__(self, graph: Graph, arcs: Arcs) -> None:
+    def __init__(self, graph: Graph, arcs: Arcs, start: Start | None = None) -> None:
+        self.start = start
         self.graph = graph
         self.arcs = arcs
         self.scaled = scale(graph)
@@ -87,56 +91,65 @@ class Dual:
         self._gap = gap
         self._at_most = at_most
         budget = self.graph.budget
-        first = self._at(0, SWEEPS_AT_LAST if budget is None else SWEEPS_AT_ZERO)
-        if first is None or self._done():
-            return
-        if budget is None or first.memory <= budget:
-            self._run(0, SWEEPS_AT_LAST if budget is not None else 1)
-            self._stir(first)
-            return
-        low, high = first, None
-        price = self._first_price(first)
+        price, point = self._first(SWEEPS_AT_LAST if budget is None else SWEEPS_AT_ZERO)
+        low: Point | None = None
+        high: Point | None = None
         for _ in range(PRICES):
-            price = max(1, min(price, self.scaled.largest_price))
-            point = self._at(price, SWEEPS_PER_PRICE)
             if point is None or self._done():
                 return
-            if point.memory <= budget:
+            if budget is None or point.memory <= budget:
                 high = point
             else:
                 low = point
-            if high is None and low.price >= self.scaled.largest_price:
+            if high is not None and high.price == 0:
+                self._run(0, 1 if budget is None else SWEEPS_AT_LAST)
+                one = 1 << (self.scaled.shift + PRICE_BITS)
+                self._stir([high.cost * one // (share * max(high.memory, 1)) for share in STIRRED_SHARES])
+                return
+            if high is None and low is not None and low.price >= self.scaled.largest_price:
                 return
             next_price = self._between(low, high)
             if next_price is None:
                 break
-            price = next_price
+            price = min(next_price, self.scaled.largest_price)
+            point = self._at(price, SWEEPS_PER_PRICE)
         if self.narrow:
             self.price = self.exact_price
         else:
             self.passing = Passing(self.scaled, self.messages)
         self._run(self.price, SWEEPS_AT_LAST)
+        self._stir([self.price * times // 16 for times in STIRRED_TIMES])
 
-    def _stir(self, start: Point) -> None:
+    def _first(self, sweeps: int) -> tuple[int, Point | None]:
+        """The price to begin at and what it gives: that of the start, going on from its messages, or 0."""
+        price = 0
+        if self.start is not None and self.graph.budget is not None:
+            price = min(int(self.start.price * (1 << (self.scaled.shift + PRICE_BITS))), self.scaled.largest_price)
+        point = self._exactly(price)
+        if self.narrow:
+            return price, point
+        if self.start is not None:
+            resumed(self.scaled, self.passing, self.start, self.scaled.priced(price))
+        return price, self._run(price, sweeps)
+
+    def _stir(self, prices: list[int]) -> None:
         """Decodes where the messages of other prices lead: at one price alone, decoding may stay far from the bound.
 
-        Shares of the cost that all memory would then be worth, high and low in turn; nothing here proves a bound.
+        Nothing here proves a bound.
         """
         if self.narrow:
             return
         kept = self.messages
-        for share in STIRRED_SHARES:
-            price = (start.cost << (self.scaled.shift + PRICE_BITS)) // (share * max(start.memory, 1))
+        for price in prices:
+            if self._done():
+                break
             price = max(0, min(price, self.scaled.largest_price))
             costs = self.scaled.priced(price)
             for _ in range(STIRRED_SWEEPS):
                 self.passing.sweep(costs)
                 choice = decode(self.passing, costs, self.arcs)
-                if choice is None:
-                    continue
-                near = Neighbourhood(self.graph, self.scaled.tables, list(self.scaled.costs), choice)
-                near.descend(self.graph.budget)
-                self.offer(near.choice)
+                if choice is not None:
+                    self._explore(choice, costs, 0, None)
                 if self._done():
                     break
         self.messages = kept
@@ -255,10 +268,15 @@ class Dual:
             return max(1, (self.best_cost - low.cost) * one // max(freed, 1))
         return max(1, abs(low.cost) * one // (1000 * max(low.memory - budget, 1)))
 
-    def _between(self, low: Point, high: Point | None) -> int | None:
+    def _between(self, low: Point | None, high: Point | None) -> int | None:
         """The next price: where the priced costs of both ends meet, kept off the ends; None when they are close."""
         if high is None:
-            return 4 * low.price
+            assert low is not None
+            if self.start is not None and low.price:
+                return max(low.price + 1, low.price * 9 // 8)
+            return self._first_price(low) if low.price == 0 else 4 * low.price
+        if low is None:
+            return high.price * 7 // 8
         width = high.price - low.price
         if width <= max(1, high.price // 200):
             return None

@@ -5,8 +5,8 @@ folds away the links that became trivial. Both intern equal tables, because a mo
 hundreds of distinct tables.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,8 @@ class Graph:
 
     `states[v]` are the state numbers of the Problem that the entries of `costs[v]` stand for.
     `links_of[v]` are the positions of the links that touch v, in order. `constant`: ns that every assignment pays.
+    `moved[u, v]`: what the pair costs beyond its link's table, a term per state of u and one per state of v, already in
+    `costs` (pairs without a link among them); pairs from which nothing was moved are left out.
     """
 
     states: tuple[IntArray, ...]
@@ -47,6 +49,7 @@ class Graph:
     links_of: tuple[tuple[int, ...], ...]
     budget: int | None
     constant: int
+    moved: Mapping[tuple[int, int], tuple[IntArray, IntArray]] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
@@ -129,6 +132,7 @@ def restrict(graph: Graph, live: Sequence[BoolArray]) -> Graph:
     pieces: dict[tuple[int, int, int], tuple[int, IntArray, IntArray]] = {}
     tables: list[IntArray] = []
     links = []
+    moved = {(u, v): (rows[kept[u]], columns[kept[v]]) for (u, v), (rows, columns) in graph.moved.items()}
     for link in graph.links:
         key = (link.table, number[link.u], number[link.v])
         if key not in pieces:
@@ -144,6 +148,8 @@ def restrict(graph: Graph, live: Sequence[BoolArray]) -> Graph:
             links.append(Link(link.u, link.v, place))
         costs[link.u] = costs[link.u] + rows
         costs[link.v] = costs[link.v] + columns
+        before = moved.get((link.u, link.v))
+        moved[link.u, link.v] = (rows, columns) if before is None else (before[0] + rows, before[1] + columns)
     constant = graph.constant
     for v in range(graph.size):
         least = int(costs[v].min())
@@ -158,6 +164,7 @@ def restrict(graph: Graph, live: Sequence[BoolArray]) -> Graph:
         links_of=touching(graph.size, links),
         budget=graph.budget,
         constant=constant,
+        moved=moved,
     )
 
 

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from enum import Enum
 from fractions import Fraction
 
+from fxpar.solver.warm import Start
+
 
 class Status(Enum):
     """OPTIMAL: cost == bound. FEASIBLE: an assignment, with a proven gap. INFEASIBLE: proven that none exists.
@@ -25,6 +27,8 @@ class Solution:
     memory      64 KiB units used by `assignment`; None without one.
     gap         (cost - bound) / cost, None without an assignment.
     multiplier  ns per 64 KiB unit: the price of memory at which the bound was found; 0 when the row does not bind.
+    start       messages for the next solve or proof of this problem, or of one that differs in budget, memory or, a
+                little, in cost; None where no messages were passed.
     min_memory  the smallest memory found, in 64 KiB units, where nothing fitting the budget was found; else None.
     """
 
@@ -36,3 +40,4 @@ class Solution:
     gap: float | None
     multiplier: Fraction
     min_memory: int | None
+    start: Start | None = None

@@ -13,15 +13,18 @@ from fxpar.solver.arcs import Arcs, all_states, arc_consistent, undominated
 from fxpar.solver.bound import excesses, proven_minimum
 from fxpar.solver.decode import Neighbourhood
 from fxpar.solver.dual import Dual
-from fxpar.solver.graph import BoolArray, Graph, merge, restrict
+from fxpar.solver.graph import BLOCKED, BoolArray, Graph, merge, restrict
 from fxpar.solver.order import narrow_order, reordered
 from fxpar.solver.problem import FORBIDDEN, LARGEST_TOTAL_MEMORY, Edge, Problem, Variable
 from fxpar.solver.residue import residue_size, solve_residue
 from fxpar.solver.solution import Solution, Status
+from fxpar.solver.warm import Start, start_from
 
 #: Booleans that CP-SAT is given at most: to settle everything, and to search among pooled states.
 SETTLE_SIZE = 6_000
 POOL_SIZE = 4_000
+#: The next best states of every variable that are put into a pool, as many as stay small.
+MOST_PER_VARIABLE = (1, 2, 3, 4, 6, 8, 12, 16, 32)
 #: Deterministic CP-SAT time per unit of effort; one is about a second.
 TIME_PER_EFFORT = 0.3
 ROUNDS = 4
@@ -35,12 +38,14 @@ def solve(
     gap: float = 0.01,
     candidates: Sequence[Sequence[int]] = (),
     effort: int = 10,
+    start: Start | None = None,
     progress: Progress | None = None,
 ) -> Solution:
     """The cheapest assignment found and a proven lower bound.
 
     gap: stop once (cost - bound) / cost is at most this; 0 asks for the optimum. candidates: assignments to start from;
-    the result never costs more than any feasible one of them. effort: how long to go on when the gap stays open.
+    the result never costs more than any feasible one of them; of one that needs too much memory, what is left when it
+    gives up time for memory. effort: how long to go on when the gap stays open. start: of an earlier solution.
     progress: called with a line of text after each step.
     Raises ValueError on a malformed problem, or on a candidate of the wrong length or with an unknown state.
     """
@@ -48,8 +53,13 @@ def solve(
     order = narrow_order(problem)
     for candidate in candidates:
         problem.cost(candidate)
-    run = _Run(reordered(problem, order), gap, effort, progress or _silent)
+    place = sorted(range(len(order)), key=order.__getitem__)
+    run = _Run(
+        reordered(problem, order), gap, effort, progress or _silent, None if start is None else start.renamed(place)
+    )
     solution = run.solve([[candidate[v] for v in order] for candidate in candidates])
+    if solution.start is not None:
+        solution = replace(solution, start=solution.start.renamed(order))
     if solution.assignment is None:
         return solution
     assignment = [0] * len(order)
@@ -67,7 +77,9 @@ def _silent(line: str) -> None:
 class _Run:
     """One call of `solve`: the best assignment and bound so far, in terms of the Problem."""
 
-    def __init__(self, problem: Problem, gap: float, effort: int, progress: Progress) -> None:
+    def __init__(
+        self, problem: Problem, gap: float, effort: int, progress: Progress, start: Start | None = None
+    ) -> None:
         self.problem = problem
         self.gap = gap
         self.effort = effort
@@ -77,6 +89,7 @@ class _Run:
         self.bound: int | None = None
         self.multiplier = Fraction(0)
         self.min_memory: int | None = None
+        self.start = start
 
     def solve(self, candidates: Sequence[Sequence[int]]) -> Solution:
         for candidate in candidates:
@@ -97,6 +110,9 @@ class _Run:
         graph = self.shrink(whole, live)
         if graph is None:
             return self.infeasible()
+        if whole.budget is not None:
+            for candidate in candidates:
+                self.fit(whole, candidate)
         self.progress(f"{_count(whole)} states, {_count(graph)} kept")
         if not self.by_rounds(graph):
             return self.infeasible()
@@ -114,6 +130,16 @@ class _Run:
             return
         if self.best_cost is None or self.best is None or (cost, assignment) < (self.best_cost, self.best):
             self.best, self.best_cost = assignment, cost
+
+    def fit(self, graph: Graph, candidate: Sequence[int]) -> None:
+        """Offers what is left of a candidate that needs too much memory when it gives up time for memory."""
+        assert graph.budget is not None
+        if graph.cost(candidate) >= BLOCKED or graph.weight(candidate) <= graph.budget:
+            return
+        near = Neighbourhood(graph, graph.tables, list(graph.costs), list(candidate))
+        if near.fit(graph.budget):
+            near.descend(graph.budget)
+            self.offer(near.choice)
 
     def raise_bound(self, bound: int, multiplier: Fraction, pruned: bool) -> None:
         """Takes over a bound; once states are `pruned` by cost it holds for what is better than the best so far."""
@@ -164,7 +190,7 @@ class _Run:
 
     def bounded(self, graph: Graph, pruned: bool) -> Dual:
         """Runs the search over prices on `graph` and takes over what it finds."""
-        dual = Dual(graph, Arcs(graph))
+        dual = Dual(graph, Arcs(graph), self.start)
         known = None if self.best is None else graph.positions(self.best)
         if known is not None:
             dual.offer(known)
@@ -173,6 +199,7 @@ class _Run:
             self.offer(graph.original(dual.best))
         bound, price = dual.proven()
         self.raise_bound(bound, dual.scaled.rational(price), pruned)
+        self.start = start_from(dual.scaled, dual.messages, dual.price)
         self.progress(f"{'elimination' if dual.narrow else 'message passing'}: {self.standing()}")
         return dual
 
@@ -220,8 +247,13 @@ class _Run:
         rises = excesses(dual.scaled, dual.messages, dual.scaled.priced(dual.price))
         widest = max(int(rise.max()) for rise in rises) if self.best_cost is None else self.rise_allowed(dual)
         used = dual.pooled_states(share)
-        for halvings in range(12, -1, -2):
-            masks = [mask | (rise <= widest >> halvings) for mask, rise in zip(used, rises, strict=True)]
+        by_rise = [np.argsort(rise, kind="stable") for rise in rises]
+        for most in MOST_PER_VARIABLE:
+            masks = []
+            for mask, rise, order in zip(used, rises, by_rise, strict=True):
+                wider = mask.copy()
+                wider[order[:most]] |= rise[order[:most]] <= widest
+                masks.append(wider)
             graph = self.consistent(dual.graph, arcs, masks)
             if graph is not None and residue_size(graph) > POOL_SIZE:
                 return graph if chosen is None else chosen
@@ -269,7 +301,7 @@ class _Run:
         """Moves ties to smaller states, then recounts everything from the Problem."""
         bound = self.bound if self.bound is not None else 0
         if self.best is None:
-            return Solution(Status.UNKNOWN, None, None, bound, None, None, self.multiplier, self.min_memory)
+            return Solution(Status.UNKNOWN, None, None, bound, None, None, self.multiplier, self.min_memory, self.start)
         polish = Neighbourhood(whole, whole.tables, list(whole.costs), list(self.best))
         polish.descend(whole.budget)
         self.offer(polish.choice)
@@ -278,7 +310,7 @@ class _Run:
             raise RuntimeError(f"internal error: cost {cost} ns, bound {bound} ns, memory {memory} units")
         status = Status.OPTIMAL if cost == bound else Status.FEASIBLE
         gap = (cost - bound) / max(abs(cost), 1)
-        return Solution(status, self.best, cost, bound, memory, gap, self.multiplier, None)
+        return Solution(status, self.best, cost, bound, memory, gap, self.multiplier, None, self.start)
 
 
 def _count(graph: Graph) -> int:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fxpar.cost.cluster import parse_cluster
+from fxpar.overlap import CommunicationPrices
 from fxpar.plans.layout import REPLICATE, Partial, Shard, valid_layout
 from fxpar.plans.mesh import parse_mesh
 from fxpar.plans.program import TensorType
@@ -33,10 +34,10 @@ def cases(draw):
     return mesh, dims, draw(some), draw(some), draw(st.sampled_from(["reshard", "gradient", "input"]))
 
 
-@given(cases())
-def test_a_table_holds_the_price_of_every_pair(case):
+@given(cases(), st.sampled_from([Prices, CommunicationPrices]))
+def test_a_table_holds_the_price_of_every_pair(case, kind_of_prices):
     mesh, dims, sources, targets, priced = case
-    prices = Prices(parse_cluster(CLUSTERS["x".join(map(str, mesh.sizes))]), mesh)
+    prices = kind_of_prices(parse_cluster(CLUSTERS["x".join(map(str, mesh.sizes))]), mesh)
     shape = tuple(int(np.prod(atoms)) for atoms in dims)
     kind = TensorType(shape, "bfloat16")
     price = getattr(prices, f"{priced}_ns")
