@@ -1,4 +1,4 @@
-"""GPT-2, four layers, head tied to the embedding: small, and large enough that single numbers weigh nothing in its memory."""
+"""GPT-2, four layers, head tied to the embedding: large enough that single numbers weigh nothing in its memory."""
 
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel

@@ -7,8 +7,8 @@ BATCH = 8
 
 
 def build():
-    return ResNetForImageClassification(ResNetConfig(embedding_size=16, hidden_sizes=[32, 64, 96, 128], depths=[1, 1, 1, 1],
-                                                     layer_type="basic", num_labels=10)).train()
+    return ResNetForImageClassification(ResNetConfig(embedding_size=16, hidden_sizes=[32, 64, 96, 128],
+                                                     depths=[1, 1, 1, 1], layer_type="basic", num_labels=10)).train()
 
 
 def example_inputs():

@@ -7,8 +7,8 @@ BATCH, SEQ = 8, 64
 
 
 def build():
-    return T5ForConditionalGeneration(T5Config(vocab_size=512, d_model=128, d_kv=32, d_ff=384, num_layers=2, num_heads=4,
-                                               dropout_rate=0.0, use_cache=False, decoder_start_token_id=0,
+    return T5ForConditionalGeneration(T5Config(vocab_size=512, d_model=128, d_kv=32, d_ff=384, num_layers=2,
+                                               num_heads=4, dropout_rate=0.0, use_cache=False, decoder_start_token_id=0,
                                                pad_token_id=0)).train()
 
 
