@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fxpar.formulate import MEMORY_UNIT, Formulation, NodeFilter, formulate
+from fxpar.formulate import Formulation, NodeFilter, formulate
+from fxpar.memory_units import MEMORY_UNIT
 from fxpar.plans.errors import Infeasible
 from fxpar.plans.plan import Decisions, Prediction
 from fxpar.plans.program import Program

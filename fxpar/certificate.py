@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 from fxpar.certify import unrecorded
 from fxpar.finding import Finding
-from fxpar.formulate import MEMORY_UNIT, Formulation, formulate
+from fxpar.formulate import Formulation, formulate
+from fxpar.memory_units import MEMORY_UNIT
 from fxpar.overlap import QUARTERS, CommunicationPrices, mixture
 from fxpar.plans.errors import FxparError
 from fxpar.plans.plan import Certificate, Plan, Proof

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from fxpar.formulate import MEMORY_UNIT, Formulation
+from fxpar.formulate import Formulation
+from fxpar.memory_units import MEMORY_UNIT
 from fxpar.plan_names import Found, find
 from fxpar.plans.errors import FxparError
 from fxpar.plans.plan import Plan

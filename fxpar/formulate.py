@@ -13,26 +13,24 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 import numpy as np
 
+from fxpar.class_modes import ClassModes, add_activations, add_copies
+from fxpar.edge_tables import EdgeFlags, EdgeTables
 from fxpar.layers import Classes, tie_layers
-from fxpar.lifetimes import keepable, pairs_allowed, pinned_hub_modes
+from fxpar.lifetimes import keepable, pairs_allowed
+from fxpar.memory_units import MEMORY_UNIT, units
 from fxpar.modes import (
     AGAIN,
     DROPPED,
     HELD,
     KEPT,
     Copies,
-    Kind,
     Pair,
     Part,
     Reuse,
-    crosses,
-    kind_of,
     nodes_to_repeat,
-    offered_modes,
     pinned_modes,
     times,
 )
@@ -43,14 +41,11 @@ from fxpar.plans.plan import Decisions
 from fxpar.plans.program import Program, TensorType, node_inputs
 from fxpar.precision import COMPUTE, reduced_early
 from fxpar.prices import Prices
-from fxpar.recompute import layer_of
 from fxpar.reshard_tables import PriceKind
 from fxpar.rules.choices import JointChoice, Site, axis_choices, factors_on_atoms, joint_choices
-from fxpar.solver.graph import BoolArray
 from fxpar.solver.problem import FORBIDDEN, Edge, IntArray, Problem, Variable
+from fxpar.sources import sources
 from fxpar.stored import stored_layouts
-
-MEMORY_UNIT = 64 * 1024
 
 NodeFilter = Callable[[int, Site, Sequence[JointChoice]], Sequence[JointChoice]]
 """(node index, site, choices) -> the choices that the user's request leaves."""
@@ -164,22 +159,6 @@ def output_layouts(program: Program, inputs: Sequence[Layout], mesh: Mesh) -> tu
     )
 
 
-@dataclass(frozen=True)
-class Source:
-    """Where a value comes from: the class that makes it and which of its outputs it is (0 for inputs)."""
-
-    owner: int
-    output: int
-
-
-def sources(program: Program, classes: Classes) -> dict[int, Source]:
-    """Per value, its source."""
-    result = {item.value: Source(c, 0) for item, c in zip(program.inputs, classes.inputs, strict=True)}
-    for node, c in zip(program.nodes, classes.nodes, strict=True):
-        result.update({v: Source(c, o) for o, v in enumerate(node.outputs) if v >= 0})
-    return result
-
-
 def useful(site: Site, choices: Iterable[JointChoice], mesh: Mesh) -> list[JointChoice]:
     """Choices worth considering: no empty pieces where a loop is long enough to go round, no run where its first
     atom already divides, and one of several choices with equal layouts."""
@@ -234,7 +213,7 @@ def formulate(
     """
     classes = tie_layers(program, tied=tied)
     copies = keepable(program, classes) if reuse != "never" and mesh.world_size > 1 else {}
-    modes = _Modes.of(program, classes, recompute, copies, reuse == "always")
+    modes = ClassModes.of(program, classes, recompute, copies, reuse == "always")
     count = len(classes.sizes)
     costs: list[IntArray] = [np.zeros(0, np.int64)] * count
     memory: list[IntArray] = [np.zeros(0, np.int64)] * count
@@ -286,7 +265,7 @@ def formulate(
         if item.kind == "parameter" and item.requires_grad:
             extra = optimizer_bytes(kind.dtype, item.name)
         memory[c] = classes.sizes[c] * np.array(
-            [_units(_input_bytes(prices, lay, dims, kind, item.requires_grad, extra)) for lay in layouts], np.int64
+            [units(_input_bytes(prices, lay, dims, kind, item.requires_grad, extra)) for lay in layouts], np.int64
         )
     # a value that a node reads twice is brought into a layout once: one edge for all its operands
     edges: Counter[tuple[int, int, int, tuple[int, ...], bool, Part | None, Dims, TensorType]] = Counter()
@@ -304,8 +283,8 @@ def formulate(
             of = (program.dims[value], program.types[value])
             for part, times_ in modes.parts(index, weight):
                 edges[*use, part, *of] += times_
-    _add_activations(program, modes, prices, source, node_states, memory)
-    _add_copies(program, modes, copies, prices, node_states, memory)
+    add_activations(program, modes, prices, source, node_states, memory)
+    add_copies(program, modes, copies, prices, node_states, memory)
     owner_of = {i.name: c for i, c in zip(program.inputs, classes.inputs, strict=True)
                 if i.kind in ("parameter", "buffer")}
     layouts_out: dict[tuple[int, int], tuple[Layout, ...]] = {}
@@ -318,7 +297,7 @@ def formulate(
         return layouts_out[c, output]
 
     whole = replicated(mesh)
-    builder = _Tables(prices)
+    builder = EdgeTables(prices)
     for output in program.outputs:
         s = source[output.value]
         dims, kind = program.dims[output.value], program.types[output.value]
@@ -339,7 +318,7 @@ def formulate(
             own = np.diagonal(own if pair is None else pair.apply(own, own > 0))
             costs[u] = np.where((own >= FORBIDDEN) | (costs[u] >= FORBIDDEN), FORBIDDEN, costs[u] + weight * own)
         else:
-            flags = _Flags(price, v in guarded and kind.dtype == COMPUTE, pair)
+            flags = EdgeFlags(price, v in guarded and kind.dtype == COMPUTE, pair)
             result_edges.append(Edge(u, v, builder.table(out_layouts(u, o), wanted, dims, kind, flags), weight))
     for f, b in dict.fromkeys((classes.nodes[f], classes.nodes[b]) for b, f in copies.items()):
         table = builder.add(pairs_allowed(out_layouts(f, 0), modes.hubs[f], out_layouts(b, 0), modes.hubs[b]))
@@ -367,16 +346,12 @@ def with_temporaries(formulation: Formulation, prices: Prices, values: Sequence[
     memory = {c: formulation.problem.variables[c].memory.copy() for c, *_ in counts if c in formulation.node_states}
     for (c, output, dims, dtype), count in counts.items():
         if c in memory:
-            memory[c] += np.array([_units(count * prices.stored_bytes(s.outputs[output], dims, dtype))
+            memory[c] += np.array([units(count * prices.stored_bytes(s.outputs[output], dims, dtype))
                                    for s in formulation.node_states[c]], np.int64)
     variables = tuple(
         replace(v, memory=memory[c]) if c in memory else v for c, v in enumerate(formulation.problem.variables)
     )
     return replace(formulation, problem=replace(formulation.problem, variables=variables))
-
-
-def _units(size: int) -> int:
-    return -(-size // MEMORY_UNIT)
 
 
 def _input_bytes(prices: Prices, layout: Layout, dims: Dims, kind: TensorType, grad: bool, optimizer: int) -> int:
@@ -387,225 +362,6 @@ def _input_bytes(prices: Prices, layout: Layout, dims: Dims, kind: TensorType, g
     return 2 * size + optimizer * elements
 
 
-@dataclass(frozen=True, eq=False)
-class _Modes:
-    """What becomes of forward results, class by class.
-
-    ``pinned``: per node, when recomputation was given, with the ``repeats`` of each class; else ``offered`` per class,
-    and ``states`` (filled in with the states). ``wanted``: values that may have to be there in backward. ``hubs``: per
-    class of hubs that may hold or read a copy, the modes of its states (filled in with the states); ``always``: each
-    copy is held.
-    """
-
-    program: Program
-    classes: Classes
-    kinds: dict[int, Kind]
-    pinned: tuple[int, ...]
-    repeats: Counter[int]
-    offered: dict[int, tuple[int, ...]]
-    states: dict[int, tuple[int, ...]]
-    wanted: frozenset[int]
-    producer: dict[int, int]
-    hubs: dict[int, tuple[int, ...]]
-    always: bool
-
-    @staticmethod
-    def of(
-        program: Program, classes: Classes, recompute: tuple[int, ...] | None, copies: dict[int, int],
-        always: bool,
-    ) -> _Modes:
-        kinds: dict[int, Kind] = {}
-        for node, c in zip(program.nodes, classes.nodes, strict=True):
-            if c not in kinds:
-                kinds[c] = kind_of(node)
-        producer = {v: n for n, node in enumerate(program.nodes) for v in node.outputs if v >= 0}
-        if recompute is not None:
-            pinned, seen = pinned_modes(program, recompute)
-            repeats = Counter(c for c, mode in zip(classes.nodes, pinned, strict=True)
-                              if mode == AGAIN and kinds[c] != "hub")
-            hubs: dict[int, tuple[int, ...]] = dict(pinned_hub_modes(copies, classes, pinned, frozenset(recompute)))
-            return _Modes(program, classes, kinds, pinned, repeats, {}, {}, seen, producer, hubs, always)
-        free = offered_modes(program, copies)
-        found: dict[int, list[tuple[int, ...]]] = defaultdict(list)
-        for c, modes in zip(classes.nodes, free.modes, strict=True):
-            found[c].append(modes)
-        offered = {}
-        for c, members in found.items():
-            # what one member must keep or make again the others may not drop; a backward node has the one mode DROPPED
-            most = max(members, key=len)
-            must = any(m and DROPPED not in m for m in members)
-            offered[c] = tuple(m for m in most if m != DROPPED or not must) or (DROPPED,)
-        hubs = {classes.nodes[n]: () for pair in copies.items() for n in pair}
-        return _Modes(program, classes, kinds, (), Counter(), offered, {}, free.wanted, producer, hubs, always)
-
-    def parts(self, index: int, weight: int) -> list[tuple[Part | None, int]]:
-        """How often each part of the reshards of a node's operands is made."""
-        if self.states or self.classes.nodes[index] not in self.hubs:
-            return [(None, weight)]
-        if self.program.nodes[index].phase == "backward":
-            return [("late", weight)]
-        return [("first", 1), *([("again", weight - 1)] if weight > 1 else [])]  # type: ignore[list-item]
-
-    def crosses(self, value: int, reader: int) -> bool:
-        """True when a value goes from one repeated layer of the forward to another."""
-        maker = self.producer.get(value)
-        nodes = self.program.nodes
-        return (
-            maker is not None and nodes[maker].phase == nodes[reader].phase == "forward"
-            and crosses(self.program, maker, reader)
-        )
-
-    def pair(self, u: int, v: int, crossing: bool) -> Pair | None:
-        """The modes at the ends of an edge between classes; None where they do not matter."""
-        if not self.states:
-            return None
-        maker = self.states.get(u)
-        if maker is not None and self._late(u):
-            return None  # backward to backward
-        late = self._late(v)
-        reader = self.states[v] if not late or v in self.hubs else None
-        if maker is None and reader is None:
-            return None
-        return Pair(maker, reader, self.kinds[v], crossing, self.kinds.get(u) == "hub", late,
-                    self.always and v in self.hubs and not late)
-
-    def _late(self, c: int) -> bool:
-        return self.program.nodes[self.first[c]].phase == "backward"
-
-    @cached_property
-    def first(self) -> dict[int, int]:
-        """Per class of nodes its first member."""
-        return {c: n for n, c in reversed(list(enumerate(self.classes.nodes)))}
-
-    @cached_property
-    def layers(self) -> dict[int, int]:
-        """Per class of nodes, over how many repeated layers its members spread."""
-        found: dict[int, set[str | None]] = defaultdict(set)
-        for node, c in zip(self.program.nodes, self.classes.nodes, strict=True):
-            found[c].add(layer_of(node.module))
-        return {c: len(layers) for c, layers in found.items()}
-
-
-def _add_activations(
-    program: Program, modes: _Modes, prices: Prices, source: dict[int, Source],
-    node_states: dict[int, tuple[JointChoice, ...]], memory: list[IntArray],
-) -> None:
-    """Add the bytes of kept forward values, and of one layer's worth of those made again, to the classes that make
-    them."""
-    counts: Counter[tuple[int, int, int, Dims, str]] = Counter()
-    for value in sorted(modes.wanted):
-        s = source[value]
-        if value not in modes.producer or modes.kinds[s.owner] != "op":
-            continue
-        pinned = modes.pinned[modes.producer[value]] if modes.pinned else KEPT
-        if pinned != DROPPED:
-            counts[s.owner, s.output, pinned, program.dims[value], program.types[value].dtype] += 1
-    for (c, output, pinned, dims, dtype), count in counts.items():
-        states = node_states[c]
-        taken = modes.states[c] if modes.states else (pinned,) * len(states)
-        for i, (state, mode) in enumerate(zip(states, taken, strict=True)):
-            if mode != DROPPED:
-                size = count * prices.stored_bytes(state.outputs[output], dims, dtype)
-                memory[c][i] += _units(size if mode == KEPT else -(-size // modes.layers[c]))
-
-
-def _add_copies(
-    program: Program, modes: _Modes, copies: dict[int, int], prices: Prices,
-    node_states: dict[int, tuple[JointChoice, ...]], memory: list[IntArray],
-) -> None:
-    """Add the bytes of copies that are kept from forward to backward to the hubs that make them."""
-    of = modes.classes.nodes
-    for f in sorted({of[f]: f for f in reversed(copies.values())}.values()):
-        c, value = of[f], program.nodes[f].outputs[0]
-        for i, (state, mode) in enumerate(zip(node_states[c], modes.hubs[c], strict=True)):
-            if mode == HELD:
-                size = prices.stored_bytes(state.outputs[0], program.dims[value], program.types[value].dtype)
-                memory[c][i] += _units(modes.classes.sizes[c] * size)
-
-
 def _pending(choice: JointChoice) -> bool:
     """True for a hub that leaves a parameter as a sum that is not reduced yet, which nothing is served by."""
     return any(isinstance(p, Partial) for layout in choice.outputs for p in layout)
-
-
-@dataclass(frozen=True)
-class _Flags:
-    """``price``: what travels in buckets on the edge; ``keep_sums``: pending sums may not be reduced; ``pair``: the
-    modes at both ends, where they matter."""
-
-    price: PriceKind
-    keep_sums: bool = False
-    pair: Pair | Copies | None = None
-
-
-class _Tables:
-    """Reshard tables, each distinct one once."""
-
-    def __init__(self, prices: Prices) -> None:
-        self.prices = prices
-        self.tables: list[IntArray] = []
-        self._known: dict[Hashable, int] = {}
-        self._matrices: dict[Hashable, IntArray] = {}
-
-    def matrix(
-        self, source: Sequence[Layout], target: Sequence[Layout], dims: Dims, kind: TensorType, price: PriceKind
-    ) -> IntArray:
-        """[len(source), len(target)] ns of resharding."""
-        rows, row_of = _unique(source)
-        columns, column_of = _unique(target)
-        key = (rows, columns, dims, kind.dtype, price)
-        if key not in self._matrices:
-            self._matrices[key] = self.prices.reshard_table(rows, columns, dims, kind, price)
-        return self._matrices[key][np.ix_(row_of, column_of)]
-
-    def joint_matrix(
-        self, source: Sequence[Layout], wanted: Sequence[Sequence[Layout]], dims: Dims, kind: TensorType,
-        price: PriceKind,
-    ) -> IntArray:
-        """[maker's states, reader's states] ns; ``wanted[i]``: the layouts the reader's states want for the i-th
-        operand that the value is."""
-        total = self.matrix(source, wanted[0], dims, kind, price)
-        for i in range(1, len(wanted)):
-            fresh = np.array([all(earlier[s] != layout for earlier in wanted[:i])
-                              for s, layout in enumerate(wanted[i])], np.int64)
-            total = total + fresh * self.matrix(source, wanted[i], dims, kind, price)
-        return total
-
-    def add(self, table: IntArray) -> int:
-        """Index of a table made elsewhere."""
-        key = (table.shape, table.tobytes())
-        if key not in self._known:
-            self._known[key] = len(self.tables)
-            self.tables.append(table)
-        return self._known[key]
-
-    def table(
-        self, source: Sequence[Layout], wanted: tuple[tuple[Layout, ...], ...], dims: Dims, kind: TensorType,
-        flags: _Flags,
-    ) -> int:
-        """Index of the table in ``tables``."""
-        key = (tuple(source), wanted, dims, kind.dtype, flags)
-        if key not in self._known:
-            self._known[key] = len(self.tables)
-            matrix = self.joint_matrix(source, wanted, dims, kind, flags.price)
-            if flags.keep_sums:
-                reduced = [[any(p != q for target in wanted for p, q in zip(a, target[s], strict=True)
-                                if isinstance(p, Partial)) for s in range(len(wanted[0]))] for a in source]
-                matrix = np.where(np.array(reduced), FORBIDDEN, matrix)
-            if flags.pair is not None:
-                matrix = flags.pair.apply(matrix, moved(source, wanted[0]))
-            self.tables.append(matrix)
-        return self._known[key]
-
-
-def moved(source: Sequence[Layout], target: Sequence[Layout]) -> BoolArray:
-    """[len(source), len(target)]: the layouts differ."""
-    number: dict[Layout, int] = {}
-    return np.array([number.setdefault(lay, len(number)) for lay in source])[:, None] != np.array(
-        [number.setdefault(lay, len(number)) for lay in target])[None, :]
-
-
-def _unique(layouts: Sequence[Layout]) -> tuple[tuple[Layout, ...], list[int]]:
-    table: dict[Layout, int] = {}
-    index = [table.setdefault(lay, len(table)) for lay in layouts]
-    return tuple(table), index

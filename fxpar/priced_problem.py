@@ -10,7 +10,8 @@ import msgspec
 
 from fxpar.constraints import apply, filters, read_constraints
 from fxpar.cost.cluster import Cluster, parse_cluster, preset_names
-from fxpar.formulate import MEMORY_UNIT, Formulation, formulate
+from fxpar.formulate import Formulation, formulate
+from fxpar.memory_units import MEMORY_UNIT
 from fxpar.names import batch_class, classes_of
 from fxpar.plans.errors import PlanFileError
 from fxpar.plans.mesh import Mesh

@@ -17,8 +17,9 @@ import msgspec
 
 from fxpar.certify import certify, question_of
 from fxpar.constraints import UNCONSTRAINED, Applied, Constraints, apply, filters
-from fxpar.formulate import MEMORY_UNIT, Formulation, formulate, output_layouts, with_temporaries
+from fxpar.formulate import Formulation, formulate, output_layouts, with_temporaries
 from fxpar.layers import tie_layers
+from fxpar.memory_units import MEMORY_UNIT
 from fxpar.modes import DROPPED, Reuse, pinned_modes
 from fxpar.names import batch_class, classes_of, names_of
 from fxpar.plans.errors import Infeasible

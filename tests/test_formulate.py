@@ -76,7 +76,9 @@ PROGRAMS = {"mlp": mlp_program, "decoder": decoder_program}
 def test_the_cost_of_an_assignment_is_the_recount_of_its_decisions(name, mesh, tied, reuse, seed):
     program = PROGRAMS[name]()
     level = "layers" if name == "decoder" and seed % 2 else "none"
-    form = problem_of(program, mesh, tied=tied, recompute=recompute_nodes(program, level), reuse="free" if reuse else "never")
+    form = problem_of(
+        program, mesh, tied=tied, recompute=recompute_nodes(program, level), reuse="free" if reuse else "never"
+    )
     assignment = random_assignment(form.problem, seed)
     if form.problem.cost(assignment) is None:
         return

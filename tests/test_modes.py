@@ -5,7 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fxpar.formulate import MEMORY_UNIT, formulate
+from fxpar.formulate import formulate
+from fxpar.memory_units import MEMORY_UNIT
 from fxpar.modes import AGAIN, DROPPED, KEPT, kind_of, nodes_to_repeat, offered_modes, pinned_modes
 from fxpar.plans.layout import replicated
 from fxpar.plans.mesh import parse_mesh
