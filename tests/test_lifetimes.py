@@ -2,31 +2,42 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fxpar.compile import compile_model
 from fxpar.formulate import Formulation, formulate
 from fxpar.hubs import insert_hubs
 from fxpar.layers import tie_layers
 from fxpar.lifetimes import keepable, pairs_allowed
+from fxpar.model_source import load_model_source
 from fxpar.modes import AGAIN, DROPPED, HELD, KEPT
-from fxpar.plans.layout import Replicate, Shard
+from fxpar.plans.layout import Replicate, Shard, replicated
+from fxpar.plans.lifetimes import hub_partners, keep_copies
 from fxpar.plans.mesh import parse_mesh
+from fxpar.plans.plan import Decisions
 from fxpar.plans.program import node_inputs
+from fxpar.replay_memory import gradient_positions, replay_memory
+from fxpar.rules.choices import joint_choices, site_of
 from fxpar.rules.ops.hub import HUB
 from fxpar.runtime.local import CollectiveStep, LocalProgram, OpStep
 from fxpar.runtime.rewrite.dead import remove_dead_steps
 from fxpar.runtime.rewrite.localise import localise
+from fxpar.runtime.rewrite.passes import rewrite
 from fxpar.simulate import local_step_ns
 from fxpar.solver.brute_force import brute_force
 from fxpar.solver.problem import FORBIDDEN
 from fxpar.solver.random_assignment import random_assignment
 from fxpar.solver.solve import solve
+from fxpar.verify import verify_plan
 from tests.compiled import adamw, decoder_program, prices
 from tests.runtime.small_programs import two_layers
+from tests.test_simulate import values_of
+from tests.virtual_memory import virtual_peaks
 
 torch.set_num_threads(1)
 
@@ -136,6 +147,42 @@ def test_an_assignment_costs_what_its_rewritten_program_does(mesh, recompute, ha
         late = [s for s in local.steps if s.phase == "backward" and isinstance(s, CollectiveStep)
                 and s.kind == "all_gather" and (value, layout) in [local.origins[v] for v in s.outputs]]
         assert value not in entering or not late
+
+
+def test_kept_copies_are_measured_and_predicted_alike():
+    """Weights cast in pieces (so that each is gathered alone), and activations enough for the peak to be where backward
+    begins: there all kept copies are alive, else one or two."""
+    program = decoder_program(precision="bf16", width=64, heads=4, layers=4, batch=8, length=32)
+    mesh = parse_mesh("4")
+    whole = replicated(mesh)
+    cut = tuple((Shard(0),) if i.kind == "parameter" else whole for i in program.inputs)
+    by_name = {i.name: lay for i, lay in zip(program.inputs, cut, strict=True)}
+    outputs = tuple(by_name[o.name] if o.kind == "gradient" else whole for o in program.outputs)
+    stored = dict(zip((i.value for i in program.inputs), cut, strict=True))
+    choices = []
+    for node in program.nodes:
+        pieces = node.source == "mixed precision" and node_inputs(node)[0] in stored
+        every = joint_choices(site_of(node, program), mesh) if pieces else []
+        choices.append(next((c.names for c in every if c.inputs == (stored[node_inputs(node)[0]],)), (".",)))
+    freed = Decisions(mesh, tuple(choices), cut, outputs)
+    kept = keep_copies(program, freed, hub_partners(program))
+    peaks = []
+    for decisions in (freed, kept):
+        local = rewrite(program, decisions, (0,))
+        predicted = replay_memory(local, gradient_positions(program)).peak
+        measured = max(virtual_peaks(program, decisions, values_of(program)))
+        assert abs(predicted - measured) <= 0.01 * measured
+        peaks.append(measured)
+    weights = 4 * 12 * 64 * 64 * 2  # of all layers, whole
+    assert 0.4 * weights <= peaks[1] - peaks[0] <= weights
+
+
+def test_real_ranks_train_with_kept_copies_as_one_device():
+    source = load_model_source(str(Path(__file__).parent / "models" / "gpt2.py"))
+    plan = compile_model(source, mesh="dp=2", zero=2).plan
+    assert plan.decisions.reuse
+    report = verify_plan(plan, source, ranks="gloo", dtype="f32", memory=True)
+    assert report.ok, report.text()
 
 
 def test_what_may_be_kept_is_of_parameters_and_has_a_hub_in_both_halves():
