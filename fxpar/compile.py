@@ -34,6 +34,7 @@ from fxpar.rules.choices import choice_by_names, sites_of
 from fxpar.rules.fingerprint import rules_digest
 from fxpar.runtime.parameters import module_sources
 from fxpar.search import Request, natural_meshes, random_decisions, replace_status, run_search
+from fxpar.show import gib
 from fxpar.simulate import simulate
 from fxpar.splits import BATCH_DIM, Named, named_dims
 from fxpar.version import VERSION
@@ -84,6 +85,7 @@ def compile_model(
     cluster: str | None = None,
     mesh: Mesh | str | None = None,
     memory: int | None = None,
+    reserve: int | None = None,
     precision: str = "fp32",
     pins: Sequence[str] = (),
     hints: Sequence[Plan] = (),
@@ -101,7 +103,9 @@ def compile_model(
     Args:
         cluster: as for ``--cluster``; None: one node of CPU ranks as large as the mesh.
         mesh: as for ``--mesh``; None: meshes of the cluster's shape are tried.
-        memory: bytes per device a plan may use; None: what the cluster has.
+        memory: bytes per device; None: what the cluster has.
+        reserve: bytes of it that the plan leaves alone; None: what the cluster says, and nothing where ``memory`` is
+            given.
         gap: stop when proven within this fraction of the best.
         zero: ZeRO stage: 0 (parameters stored whole on every axis but those called tp), 1 or 2 (cut on them, gathered
             copies kept from forward to backward), 3 (gathered again in backward); None: as is best.
@@ -138,7 +142,7 @@ def compile_model(
     def prices(of: Mesh) -> Prices:
         return Prices(machine, of)
 
-    budget = memory if memory is not None else machine.usable_bytes
+    budget, reserve = budget_of(machine, memory, reserve)
     candidates: list[Candidate] = []
     pinned = bool(constraints) or (wanted is not None and any(a.name in ("dp", "tp") for a in wanted.axes))
     named = named_dims(program, source.batch_dim)
@@ -178,6 +182,7 @@ def compile_model(
                     *((f"{ASKED_FOR}{number}", text) for number, text in enumerate(constraints.texts)),
                     *([(BATCH_DIM, str(source.batch_dim))] if source.batch_dim is not None else []),
                     *((f"{NO_RULE}{item.op}", item.text()) for item in whole)),
+        reserve_bytes=reserve,
     )
     return CompileResult(plan)
 
@@ -232,6 +237,23 @@ def hinted_decisions(
                                where="--hint", way_out="compile it again with this fxpar, or leave the hint out")
         result.append((f"hint {number + 1}" if len(hints) > 1 else "hint", plan.decisions))
     return tuple(result)
+
+
+def budget_of(machine: Cluster, memory: int | None, reserve: int | None) -> tuple[int, int]:
+    """(bytes per device that a plan may fill, bytes that it leaves alone).
+
+    Raises:
+        FxparError: nothing is left.
+    """
+    whole = machine.device.memory_bytes if memory is None else memory
+    if reserve is None:
+        reserve = machine.reserve_bytes if memory is None else 0
+    if whole <= reserve:
+        raise FxparError(
+            f"nothing is left of {gib(whole)} per device when {gib(reserve)} are reserved",
+            way_out="reserve less (--reserve), or give more memory (--memory)",
+        )
+    return whole - reserve, reserve
 
 
 def chosen_cluster(cluster: str | None, mesh: Mesh | None) -> Cluster:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from fxpar.advice import advice
 from fxpar.layers import layer_key
+from fxpar.memory_units import MEMORY_UNIT
 from fxpar.parameter_copies import copy_rows, parameter_copies, zero_words
 from fxpar.plans.errors import FxparError
 from fxpar.plans.layout import layout_text
@@ -26,8 +28,6 @@ from fxpar.splits import (
 )
 
 GIB = 2**30
-MEMORY_UNIT = 2**16
-"""Bytes of the unit in which a proof prices memory."""
 
 
 def plan_facts(plan: Plan) -> dict[str, Any]:
@@ -37,6 +37,7 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
         "mesh": {a.name: a.size for a in plan.decisions.mesh.axes},
         "cluster": plan.cluster,
         "memory_bytes": plan.memory_bytes,
+        "reserve_bytes": plan.reserve_bytes,
         "prediction": _facts(plan.prediction),
         "candidates": [
             {"name": c.name, "mesh": str(c.mesh), "fits": c.fits, "note": c.note,
@@ -56,6 +57,7 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
         "why": why(plan),
         "nodes": len(plan.program.nodes),
         "notes": notes(plan),
+        "advice": advice(plan, splits_of(plan)),
         "fingerprint": {"program": plan.fingerprint.program, "rules": plan.fingerprint.rules,
                         "torch": plan.fingerprint.torch, "fxpar": plan.fingerprint.fxpar},
         "provenance": {key: text for key, text in plan.provenance if not key.startswith(NO_RULE)},
@@ -182,7 +184,8 @@ def plan_text(plan: Plan, *, full: bool = False) -> str:
         f"exposed communication {ms(p.exposed_ns)} of {ms(p.communication_ns)}",
         f"memory {gib(p.peak_bytes)} of {gib(plan.memory_bytes)} per device: parameters {gib(p.parameter_bytes)}, "
         f"gradients {gib(p.gradient_bytes)}, optimizer {gib(p.optimizer_bytes)}, "
-        f"activations {gib(p.activation_bytes)}",
+        f"activations {gib(p.activation_bytes)}"
+        + (f"; {gib(plan.reserve_bytes)} more are reserved" if plan.reserve_bytes else ""),
     ]
     if p.collectives:
         lines += ["", "collectives of one step and rank"]
@@ -208,6 +211,7 @@ def plan_text(plan: Plan, *, full: bool = False) -> str:
         lines += table([head, *map(_candidate_row, plan.candidates)])
         lines += ["", *reasons(plan)]
     lines += [line for text in notes(plan) for line in ("", f"note: {text}")]
+    lines += [line for text in advice(plan, splits) for line in ("", f"advice: {text}")]
     lines += ["", *certificate_lines(plan.certificate)]
     if full:
         lines += ["", canonical_text(plan).rstrip()]

@@ -71,6 +71,7 @@ class Wire(msgspec.Struct, frozen=True):
     certificate: Certificate
     fingerprint: Fingerprint
     provenance: tuple[tuple[str, str], ...]
+    reserve_bytes: int = 0
 
 
 def _intern(items: Iterable[T]) -> tuple[tuple[T, ...], dict[T, int]]:
@@ -98,7 +99,7 @@ def to_wire(plan: Plan) -> Wire:
         tuple((o, layout_of[lay]) for o, lay in zip(program.outputs, decisions.outputs, strict=True)),
         program.constants, program.baked, program.call, program.structure, decisions.mesh, decisions.recompute,
         decisions.reuse, plan.cluster, plan.memory_bytes, plan.prediction, plan.candidates, plan.certificate,
-        plan.fingerprint, plan.provenance,
+        plan.fingerprint, plan.provenance, plan.reserve_bytes,
     )
 
 
@@ -134,7 +135,7 @@ def from_wire(wire: Wire) -> Plan:
         wire.recompute, wire.reuse,
     )
     return Plan(program, decisions, wire.cluster, wire.memory_bytes, wire.prediction, wire.candidates,
-                wire.certificate, wire.fingerprint, wire.provenance)
+                wire.certificate, wire.fingerprint, wire.provenance, wire.reserve_bytes)
 
 
 def encode(plan: Plan) -> bytes:

@@ -148,7 +148,8 @@ class Fingerprint(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """A whole plan file. ``memory_bytes``: the budget per device; ``provenance``: how it was made, for people."""
+    """A whole plan file. ``memory_bytes``: the budget per device, without the ``reserve_bytes`` that are left alone;
+    ``provenance``: how it was made, for people."""
 
     program: Program
     decisions: Decisions
@@ -159,3 +160,4 @@ class Plan(msgspec.Struct, frozen=True):
     certificate: Certificate
     fingerprint: Fingerprint
     provenance: tuple[tuple[str, str], ...] = ()
+    reserve_bytes: int = 0

@@ -27,7 +27,7 @@ def text_lines(plan: Plan) -> Iterator[str]:
     program, decisions = plan.program, plan.decisions
     yield f"mesh {decisions.mesh}"
     yield f"cluster {plan.cluster}"
-    yield f"memory {plan.memory_bytes}"
+    yield f"memory {plan.memory_bytes} reserved {plan.reserve_bytes}"
     yield from _prediction(plan.prediction, "")
     c = plan.certificate
     yield f"certificate {c.status} cost {c.cost_ns} bound {c.bound_ns} gap {c.gap!r}"

@@ -40,7 +40,12 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help="axes of ranks; anonymous ones leave the solver free, dp splits only the batch, tp the weights",
     )
     group.add_argument(
-        "--memory", type=option.memory, metavar="72GiB", help="budget per device (default: what the cluster has)"
+        "--memory", type=option.memory, metavar="72GiB", help="memory per device (default: what the cluster has)"
+    )
+    group.add_argument(
+        "--reserve", type=option.memory_or_none, metavar="SIZE",
+        help="of it, left alone by the plan: context, communicator buffers, fragmentation (default: what the cluster "
+             "says, 2 or 2.5 GiB of a GPU; nothing of a --memory that is given)",
     )
     group = parser.add_argument_group("decisions")
     group.add_argument(
@@ -114,6 +119,7 @@ def run(options: argparse.Namespace) -> int:
             cluster=options.cluster,
             mesh=options.mesh,
             memory=options.memory,
+            reserve=options.reserve,
             precision=options.precision,
             pins=pins,
             hints=hints,

@@ -102,6 +102,11 @@ def memory(text: str) -> int:
     return int(float(match[1]) * unit)
 
 
+def memory_or_none(text: str) -> int:
+    """:func:`memory`, or `0`."""
+    return 0 if re.fullmatch(r"0+", text.strip()) else memory(text)
+
+
 def fraction(text: str) -> float:
     """A number in [0, 1)."""
     try:

@@ -154,4 +154,5 @@ def plans(draw: Any) -> Plan:
         program, decisions, draw(TEXT), draw(COUNT), draw(predictions()),
         draw(st.lists(candidates, max_size=2).map(tuple)), draw(certificates),
         Fingerprint(draw(TEXT), draw(TEXT), draw(TEXT), draw(TEXT), draw(pairs)), draw(pairs),
+        draw(COUNT),
     )

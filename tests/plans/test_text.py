@@ -66,6 +66,7 @@ def test_any_other_field_shows(data):
         "baked": lambda: replace(plan, program=replace(p, baked=(("k", "1"),))),
         "cluster": lambda: replace(plan, cluster="other"),
         "memory": lambda: replace(plan, memory_bytes=1),
+        "reserve": lambda: replace(plan, reserve_bytes=plan.reserve_bytes + 1),
         "time": lambda: replace(plan, prediction=replace(plan.prediction, step_ns=1)),
         "candidates": lambda: replace(plan, candidates=plan.candidates[:-1]),
         "certificate": lambda: replace(plan, certificate=replace(plan.certificate, gap=0.123)),
