@@ -14,6 +14,7 @@ from fxpar.compile import capture_program
 from fxpar.formulate import formulate
 from fxpar.model_source import load_model_source
 from fxpar.plans.codec import decode, encode
+from fxpar.plans.lifetimes import hub_partners, keep_copies
 from fxpar.plans.mesh import parse_mesh
 from fxpar.plans.plan import Plan
 from fxpar.priced_problem import formulate_again, formulate_question
@@ -76,6 +77,9 @@ def test_a_changed_plan_is_caught(name, data):
             c.question, optimizer_bytes=(10**9,) * len(c.question.optimizer_bytes))),
         "recompute": lambda: replace(plan, decisions=replace(d, recompute=tuple(
             i for i, n in enumerate(plan.program.nodes) if n.phase == "forward"))),
+        "copies": lambda: replace(plan, decisions=replace(d, reuse=()) if d.reuse else keep_copies(
+            plan.program, d, hub_partners(plan.program))),
+        "copies could be kept": lambda: with_certificate(plan, question=replace(c.question, reuse="never")),
     }
     what = data.draw(st.sampled_from(sorted(changes)))
     changed = changes[what]()

@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,7 +16,7 @@ from fxpar.hubs import insert_hubs
 from fxpar.layers import tie_layers
 from fxpar.lifetimes import keepable, pairs_allowed
 from fxpar.model_source import load_model_source
-from fxpar.modes import AGAIN, DROPPED, HELD, KEPT
+from fxpar.modes import AGAIN, DROPPED, HELD, KEPT, Pair
 from fxpar.plans.layout import Replicate, Shard, replicated
 from fxpar.plans.lifetimes import hub_partners, keep_copies
 from fxpar.plans.mesh import parse_mesh
@@ -30,7 +31,7 @@ from fxpar.runtime.rewrite.localise import localise
 from fxpar.runtime.rewrite.passes import rewrite
 from fxpar.simulate import local_step_ns
 from fxpar.solver.brute_force import brute_force
-from fxpar.solver.problem import FORBIDDEN
+from fxpar.solver.problem import FORBIDDEN, Edge, Problem, Variable
 from fxpar.solver.random_assignment import random_assignment
 from fxpar.solver.solve import solve
 from fxpar.verify import verify_plan
@@ -107,6 +108,48 @@ def test_the_solver_finds_the_optimum_with_lifetimes(mesh, recompute, share):
     want = brute_force(only_possible(problem))
     assert (got.status, got.cost) == (want.status, want.cost)
     assert got.bound <= got.cost
+
+
+@st.composite
+def parameters_under_one_budget(draw):
+    """One or two parameters: how each is stored, its copy in forward (freed or held) and in backward (its own or that
+    one), with drawn prices, sizes and wishes of the readers."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    layouts = [(Replicate(),), (Shard(0),)]
+    variables, tables, edges = [], [], []
+    for p in range(draw(st.integers(1, 2))):
+        size = int(rng.integers(2, 40))
+        bytes_ = np.array([size, size // 2])
+        early = [(lay, mode) for mode in (DROPPED, HELD) for lay in (0, 1)]
+        wishes = rng.integers(0, 60, (2, 2))
+        base = len(variables)
+        variables += [
+            Variable(f"stored {p}", np.zeros(2, np.int64), 3 * bytes_),
+            Variable(f"forward {p}", np.tile(wishes[0], 2), np.array([bytes_[a] * (m == HELD) for a, m in early])),
+            Variable(f"backward {p}", np.tile(wishes[1], 2), np.zeros(4, np.int64)),
+        ]
+        price = rng.integers(1, 80, (2, 2)) * (1 - np.eye(2, dtype=np.int64))
+        moves = np.tile(price > 0, (1, 2))
+        modes = tuple(m for _, m in early)
+        into = np.tile(price, (1, 2))
+        tables += [
+            Pair(None, modes, "hub").apply(into, moves), Pair(None, modes, "hub", late=True).apply(into, moves),
+            pairs_allowed([layouts[a] for a, _ in early], modes, [layouts[a] for a, _ in early], modes),
+        ]
+        edges += [Edge(base + u, base + v, 3 * p + t) for t, (u, v) in enumerate([(0, 1), (0, 2), (1, 2)])]
+    most = sum(int(v.memory.max()) for v in variables)
+    return Problem(tuple(variables), tuple(edges), tuple(tables), draw(st.none() | st.integers(0, most)))
+
+
+@settings(max_examples=150)
+@given(parameters_under_one_budget())
+def test_problems_of_lifetimes_are_solved_exactly_and_bounded_from_below(problem):
+    problem.validate()
+    want, got = brute_force(problem), solve(problem, gap=0.0)
+    assert (got.status, got.cost) == (want.status, want.cost)
+    if want.cost is not None:
+        assert got.bound <= want.cost
+        assert problem.budget is None or problem.memory(got.assignment) <= problem.budget
 
 
 def only_possible(problem):
