@@ -15,7 +15,7 @@ import numpy as np
 from fxpar.cost.cluster import Cluster
 from fxpar.cost.collectives import CollectiveKind, collective_ns
 from fxpar.cost.compute import Work, compute_ns
-from fxpar.cost.op_work import TensorShape, tensor_bytes, work_of
+from fxpar.cost.op_work import TensorShape, is_view_op, tensor_bytes, work_of
 from fxpar.plans.layout import Dims, Layout, largest_shape, largest_size
 from fxpar.plans.mesh import Mesh
 from fxpar.plans.program import TensorType
@@ -24,7 +24,7 @@ from fxpar.reshard_tables import IntArray, PriceKind, ReshardTable
 from fxpar.rules.choices import JointChoice, Site
 from fxpar.rules.expansion import Exchange, Expansion
 from fxpar.rules.factor_rule import argument_names
-from fxpar.rules.localise import expansion_of
+from fxpar.rules.localise import expansion_of, local_call
 from fxpar.runtime.rewrite.bucket import BUCKET_BYTES
 
 PAIRS_ONE_BY_ONE = 64
@@ -183,4 +183,6 @@ def local_work(site: Site, choice: JointChoice, mesh: Mesh) -> Work:
         None if t is None or d is None else TensorShape(largest_shape(d, lay, mesh), t.dtype)
         for d, lay, t in zip(site.outputs, choice.outputs, call.outputs, strict=True)
     ]
-    return work_of(call.op, inputs, outputs, dict(zip(argument_names(call.op), call.args, strict=True)))
+    # what runs may be another op, with other arguments: as_strided_scatter of a whole tensor is a reshape
+    op, args = (call.op, call.args) if is_view_op(call.op) else local_call(site, choice, mesh, (0,) * len(mesh.axes))
+    return work_of(op, inputs, outputs, dict(zip(argument_names(op), args, strict=True)))

@@ -156,9 +156,10 @@ class _Localiser:
             into[node.outputs[0]] = self.recomputed[result]
             return
         repeated = into is self.recomputed
-        operands = tuple(
-            self.use(value, layout, phase) for value, layout in zip(node_inputs(node), choice.inputs, strict=True)
-        )
+        reads = tuple(zip(node_inputs(node), choice.inputs, strict=True))
+        # a node that reads a value twice brings it along once
+        brought = {(value, layout): self.use(value, layout, phase) for value, layout in dict.fromkeys(reads)}
+        operands = tuple(brought[read] for read in reads)
         if node.op == HUB:
             into[node.outputs[0]] = (choice.outputs[0], operands[0])
             return
