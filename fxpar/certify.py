@@ -35,7 +35,7 @@ def question_of(
     return Question(
         roles, parameters_cut, batch_dim, bool(formulation.modes), formulation.problem.budget, sizes,
         solver.problem_digest(formulation.problem), msgspec.json.encode(prices.cluster, order="sorted"),
-        constraints.zero, tuple(pin.text for pin in constraints.pins), formulation.reuse,
+        constraints.zero, tuple(pin.text for pin in constraints.pins), formulation.reuse, formulation.temporaries,
     )
 
 

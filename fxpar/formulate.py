@@ -58,7 +58,8 @@ class Formulation:
     """A problem and what its states mean. Class ids are those of ``classes``; variables follow the same order.
 
     ``modes``: per class of nodes the mode of every state; empty when ``recompute`` was given. ``copies``: backward hub
-    -> forward hub whose copy it may read, ``hub_modes``: the modes of the states of their classes.
+    -> forward hub whose copy it may read, ``hub_modes``: the modes of the states of their classes. ``temporaries``: of
+    :func:`with_temporaries`.
     """
 
     program: Program
@@ -72,6 +73,7 @@ class Formulation:
     copies: dict[int, int] = field(default_factory=dict)
     hub_modes: dict[int, tuple[int, ...]] = field(default_factory=dict)
     reuse: Reuse = "never"
+    temporaries: tuple[int, ...] = ()
 
     def decisions(self, assignment: Sequence[int]) -> Decisions:
         """The decisions that an assignment stands for."""
@@ -342,16 +344,18 @@ def with_temporaries(formulation: Formulation, prices: Prices, values: Sequence[
     """
     program, classes = formulation.program, formulation.classes
     source = sources(program, classes)
+    # one entry after the other: in whichever portions values come, the row is the same
     counts = Counter((source[v].owner, source[v].output, program.dims[v], program.types[v].dtype) for v in values)
     memory = {c: formulation.problem.variables[c].memory.copy() for c, *_ in counts if c in formulation.node_states}
     for (c, output, dims, dtype), count in counts.items():
         if c in memory:
-            memory[c] += np.array([units(count * prices.stored_bytes(s.outputs[output], dims, dtype))
+            memory[c] += np.array([count * units(prices.stored_bytes(s.outputs[output], dims, dtype))
                                    for s in formulation.node_states[c]], np.int64)
     variables = tuple(
         replace(v, memory=memory[c]) if c in memory else v for c, v in enumerate(formulation.problem.variables)
     )
-    return replace(formulation, problem=replace(formulation.problem, variables=variables))
+    counted = tuple(sorted((*formulation.temporaries, *values)))
+    return replace(formulation, problem=replace(formulation.problem, variables=variables), temporaries=counted)
 
 
 def _input_bytes(prices: Prices, layout: Layout, dims: Dims, kind: TensorType, grad: bool, optimizer: int) -> int:

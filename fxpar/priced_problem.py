@@ -10,7 +10,7 @@ import msgspec
 
 from fxpar.constraints import apply, filters, read_constraints
 from fxpar.cost.cluster import Cluster, parse_cluster, preset_names
-from fxpar.formulate import Formulation, formulate
+from fxpar.formulate import Formulation, formulate, with_temporaries
 from fxpar.memory_units import MEMORY_UNIT
 from fxpar.names import batch_class, classes_of
 from fxpar.plans.errors import PlanFileError
@@ -67,13 +67,14 @@ def formulate_question(
     constraints = read_constraints(question.zero, question.pins)
     applied = apply(constraints, program, mesh, named_dims(program, question.batch_dim)) if constraints else None
     node_filter, input_filter = filters(restriction, applied)
-    return formulate(
+    made = formulate(
         program, mesh, prices,
         budget_bytes=None if question.budget_units is None else question.budget_units * MEMORY_UNIT,
         optimizer_bytes=lambda dtype, name: sizes[name],
         recompute=None if question.recompute_free else recompute, reuse=question.reuse,
         node_filter=node_filter, input_filter=input_filter,
     )
+    return with_temporaries(made, prices, question.temporaries) if question.temporaries else made
 
 
 def role_restriction(program: Program, question: Question) -> Restriction:

@@ -36,6 +36,7 @@ from fxpar.show import gib
 from fxpar.simulate import OptimizerBytes, replay
 from fxpar.solver.solution import Solution
 from fxpar.solver.solve import solve
+from fxpar.solver.warm import Start
 from fxpar.splits import Named
 from fxpar.stored import stored_layouts
 
@@ -245,13 +246,14 @@ class Search:
         limit = self.request.budget_bytes
         budget, best = limit + max(free.counted - free.prediction.peak_bytes, 0), None
         prices = self.request.prices(formulation.mesh)
-        plain = replace(formulation, problem=replace(formulation.problem, budget=budget // MEMORY_UNIT))
         charged: Counter[int] = Counter()
         smallest_tried = loosened = False
-        multiplier: Fraction | None = None
+        begin: Start | None = None
+        candidates = [*starts, free]
         for _ in range(MEMORY_ROUNDS):
             formulation = replace(formulation, problem=replace(formulation.problem, budget=budget // MEMORY_UNIT))
-            found, solution = self._attempt(name, formulation, [*starts, free], what)
+            found, solution = self._attempt(name, formulation, candidates, what, begin)
+            begin = solution.start or begin
             if found is None:
                 if smallest_tried or solution.min_memory is None:
                     break
@@ -260,18 +262,16 @@ class Search:
                 budget, smallest_tried = solution.min_memory * MEMORY_UNIT * 9 // 8, True
                 continue
             assert solution.assignment is not None
-            # the bound is that of the problem without temporaries: it holds for all plans, and can be made again
-            multiplier = solution.multiplier if multiplier is None else multiplier
-            certificate = found.certificate
-            if charged:  # the best of the problem with temporaries is not proven the best of this one
-                certificate = replace_status(certificate, "feasible")
-            found = replace(found, formulation=plain, multiplier=multiplier, certificate=certificate)
             best = found if best is None or _rank(found) < _rank(best) else best
+            candidates.append(found)
             if found.fits:
                 beyond = found.prediction.peak_bytes - found.counted
-                if loosened or not charged or limit - beyond <= budget:
+                room = limit - beyond - budget
+                # the room that is left may buy time, at the price of memory
+                worth = solution.multiplier * (room // MEMORY_UNIT)
+                if loosened or not charged or worth * 4 <= self.request.gap * found.certificate.cost_ns:
                     break
-                budget, loosened = limit - beyond, True  # the room that is left may buy time
+                budget, loosened = limit - beyond, True
                 continue
             more = self._temporaries(formulation, found, solution.assignment) - charged
             charged += more
@@ -305,13 +305,13 @@ class Search:
         return self._attempt(name, formulation, starts, what)[0]
 
     def _attempt(
-        self, name: str, formulation: Formulation, starts: Sequence[Found], what: str
+        self, name: str, formulation: Formulation, starts: Sequence[Found], what: str, begin: Start | None = None
     ) -> tuple[Found | None, Solution]:
         mesh = formulation.mesh
         with self.request.progress(f"{name} on {mesh}{what}"):
             candidates = [a for s in starts if s.decisions.mesh.sizes == mesh.sizes
                           and (a := formulation.assignment(s.decisions)) is not None]
-            solution = solve(formulation.problem, gap=self.request.gap, candidates=candidates)
+            solution = solve(formulation.problem, gap=self.request.gap, candidates=candidates, start=begin)
             return self._solved(name, formulation, solution), solution
 
     def _solved(self, name: str, formulation: Formulation, solution: Solution) -> Found | None:

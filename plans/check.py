@@ -72,6 +72,8 @@ def _certificate_problems(plan: Plan) -> Iterator[str]:
             yield "the certificate's optimizer bytes are not one per input"
         if len(c.question.roles) != len(plan.decisions.mesh.axes):
             yield f"the certificate has {len(c.question.roles)} roles for {len(plan.decisions.mesh.axes)} mesh axes"
+        if any(not 0 <= v < len(plan.program.types) for v in c.question.temporaries):
+            yield "the certificate's memory row counts values that the program does not have"
         if c.question.budget_units is not None and c.question.budget_units < 0:
             yield f"the certificate's budget is {c.question.budget_units}"
     if c.overlap is not None and not 0 <= c.overlap.compute_quarters <= 4:

@@ -93,6 +93,8 @@ class Question(msgspec.Struct, frozen=True):
     optimizer's bytes per element. ``digest``: sha256 of the problem's numbers. ``rates``: the cluster as JSON.
     ``reuse``: which copies of parameters could be kept for backward (see ``Decisions.reuse``): "never" any, "always"
     all, or "free". ``zero`` and ``pins``: what the user asked for beyond that (see ``fxpar.constraints``).
+    ``temporaries``: program values that the memory row counts besides parameters, gradients, optimizer state and what
+    forward leaves for backward: those live at the plan's peak, one entry per tensor.
     """
 
     roles: tuple[str, ...]
@@ -106,6 +108,7 @@ class Question(msgspec.Struct, frozen=True):
     zero: int | None = None
     pins: tuple[str, ...] = ()
     reuse: Literal["never", "free", "always"] = "never"
+    temporaries: tuple[int, ...] = ()
 
 
 class Overlap(msgspec.Struct, frozen=True):

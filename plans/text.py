@@ -41,6 +41,8 @@ def text_lines(plan: Plan) -> Iterator[str]:
             yield f"  zero {q.zero}"
         for pin in q.pins:
             yield f"  pin {pin!r}"
+        if q.temporaries:
+            yield f"  temporaries {' '.join(map(str, q.temporaries))}"
     if c.proof is not None:
         yield f"  proof {_proof(c.proof)}"
     if c.overlap is not None:
