@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fxpar.compile import capture_program, compile_model
-from fxpar.model_source import load_model_source
+from fxpar.model_source import ModelSource, load_model_source
 from fxpar.plans.plan import Plan
 from fxpar.progress import silent
 from fxpar.reference import built
@@ -71,9 +71,8 @@ def plan_of(pair: Pair) -> Plan:
                          **pair.options).plan
 
 
-def measured(plan: Plan, model: str) -> int:
-    """Peak of the virtual rank that holds the most."""
-    source = source_of(model)
+def measured(plan: Plan, source: ModelSource) -> int:
+    """Peak of the virtual rank that holds the most, with the optimizer's state."""
     args, kwargs = source.example_inputs()
     values = input_values(plan.program, built(source, torch.float32), args, kwargs, seed=0)
     return max(virtual_peaks(plan.program, plan.decisions, values)) + plan.prediction.optimizer_bytes
@@ -81,7 +80,7 @@ def measured(plan: Plan, model: str) -> int:
 
 def virtual_check(pair: Pair) -> None:
     plan = plan_of(pair)
-    predicted, held = plan.prediction.peak_bytes, measured(plan, pair.model)
+    predicted, held = plan.prediction.peak_bytes, measured(plan, source_of(pair.model))
     print(f"{pair}: predicted {predicted}, virtual ranks hold {held} ({predicted / held - 1:+.2%})")
     assert abs(predicted - held) <= MEMORY_TOLERANCE * held
     report = verify_plan(plan, source_of(pair.model), dtype="f32")
