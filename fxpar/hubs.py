@@ -47,6 +47,7 @@ def insert_hubs(program: Program) -> Program:
     for (value, _), readers in sorted(shared.items(), key=lambda item: item[0]):
         before.setdefault(readers[0], []).append(value)
     producer = {v: node for node in program.nodes for v in node.outputs if v >= 0}
+    stored = parameter_roots(program)
 
     origin: list[int] = []  # per new value, the old value that it equals
     renumbered: dict[int, int] = {}
@@ -61,7 +62,8 @@ def insert_hubs(program: Program) -> Program:
     nodes: list[Node] = []
     for index, node in enumerate(program.nodes):
         for value in before.get(index, ()):
-            placed = producer.get(value, node)
+            # what a parameter is cast to belongs to who reads it
+            placed = node if value in stored else producer.get(value, node)
             result = define(value)
             hub_of[value, node.phase] = result
             nodes.append(Node(HUB, (Ref(renumbered[value]),), (result,), node.phase, placed.module, placed.source))

@@ -71,7 +71,7 @@ def test_less_memory_than_data_parallel_needs_is_found(big):
 
 def test_named_dp_axes_cut_parameters_where_memory_binds(big):
     taken, source, dp = big
-    budget = int(0.6 * dp.prediction.peak_bytes)
+    budget = int(0.65 * dp.prediction.peak_bytes)
     plan = compile_model(source, mesh="dp=4", memory=budget, captured=taken).plan
     assert plan.prediction.peak_bytes <= budget and plan.certificate.status == "pinned"
     stored = zip(plan.program.inputs, plan.decisions.inputs, strict=True)
