@@ -43,6 +43,12 @@ from fxpar.stored import stored_layouts
 # solved again with a smaller budget at most this often when the simulator finds more memory in use than the problem
 # knows of (gathered copies, temporaries)
 MEMORY_ROUNDS = 5
+# times the gap asked for: how near the best a plan is looked for that is only compared (made by hand), or that only
+# shows which values are live at the peak
+COMPARED = 2
+EXPLORED = 3
+OWN = "fxpar"
+"""The name of the plan that the solver finds when nothing is asked for."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,7 +213,7 @@ class Search:
         best: Found | None = None
         freely = self.request.constraints.zero is not None  # it says how parameters are stored, not the axis' name
         for sharded in (None,) if freely else (False, None) if "dp" in roles else (False,):
-            found, binds = self._fitting("fxpar", mesh, roles, sharded, starts, self.reuse)
+            found, binds = self._fitting(OWN, mesh, roles, sharded, starts, self.reuse)
             if found is not None and (best is None or _rank(found) < _rank(best)):
                 best = replace(found, parameters_cut=sharded)
             if not binds:
@@ -252,8 +258,14 @@ class Search:
         candidates = [*starts, free]
         for _ in range(MEMORY_ROUNDS):
             formulation = replace(formulation, problem=replace(formulation.problem, budget=budget // MEMORY_UNIT))
-            found, solution = self._attempt(name, formulation, candidates, what, begin)
+            found, solution = self._attempt(name, formulation, candidates, what, begin, EXPLORED)
             begin = solution.start or begin
+            near = COMPARED if name != OWN else 1
+            if found is not None and found.fits and found.certificate.gap > near * self.request.gap:
+                candidates.append(found)
+                nearer, solution = self._attempt(name, formulation, candidates, what, begin, near)
+                begin = solution.start or begin
+                found = nearer or found
             if found is None:
                 if smallest_tried or solution.min_memory is None:
                     break
@@ -305,13 +317,14 @@ class Search:
         return self._attempt(name, formulation, starts, what)[0]
 
     def _attempt(
-        self, name: str, formulation: Formulation, starts: Sequence[Found], what: str, begin: Start | None = None
+        self, name: str, formulation: Formulation, starts: Sequence[Found], what: str, begin: Start | None = None,
+        times: int = 1,
     ) -> tuple[Found | None, Solution]:
         mesh = formulation.mesh
         with self.request.progress(f"{name} on {mesh}{what}"):
             candidates = [a for s in starts if s.decisions.mesh.sizes == mesh.sizes
                           and (a := formulation.assignment(s.decisions)) is not None]
-            solution = solve(formulation.problem, gap=self.request.gap, candidates=candidates, start=begin)
+            solution = solve(formulation.problem, gap=times * self.request.gap, candidates=candidates, start=begin)
             return self._solved(name, formulation, solution), solution
 
     def _solved(self, name: str, formulation: Formulation, solution: Solution) -> Found | None:
@@ -398,8 +411,8 @@ def run_search(
         cost = None if chosen.formulation is None else cost_of(chosen.formulation, decisions)
         if found.fits and found.prediction.step_ns < chosen.prediction.step_ns and cost is not None:
             bound = min(chosen.certificate.bound_ns, cost)
-            faster = replace(chosen, decisions=decisions, prediction=found.prediction, certificate=Certificate(
-                "feasible", cost, bound, (cost - bound) / max(cost, 1)))
+            faster = replace(chosen, decisions=decisions, prediction=found.prediction, at_peak=found.at_peak,
+                             certificate=Certificate("feasible", cost, bound, (cost - bound) / max(cost, 1)))
             own = [faster if f is chosen else f for f in own]
             chosen, found = faster, replace(chosen, name=f"other than {name}")
         beside.append(found)
@@ -442,7 +455,8 @@ def too_large(tried: Sequence[Found], budget: int) -> Infeasible:
         f"the model does not fit: it needs {gib(p.peak_bytes)} of {gib(budget)} per device",
         where=f"the smallest plan found: {least.name} on {least.decisions.mesh}",
         numbers=f"parameters {gib(p.parameter_bytes)}, gradients {gib(p.gradient_bytes)}, "
-                f"optimizer {gib(p.optimizer_bytes)}, activations {gib(p.activation_bytes)}",
+                f"optimizer {gib(p.optimizer_bytes)}, activations {gib(p.activation_bytes)}; "
+                f"{gib(p.peak_bytes - budget)} too much",
         way_out=way_out,
     )
 
