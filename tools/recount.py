@@ -87,12 +87,12 @@ MODELS: dict[str, Model] = {
     "llama-1b": Model("causal-lm", 16, 2048, "bf16", {
         "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 128256, "hidden_size": 2048,
         "num_hidden_layers": 16, "num_attention_heads": 32, "intermediate_size": 8192, **_ROPE}),
-    "mixtral-8x160m": Model("causal-lm", 16, 2048, "bf16", {
+    "mixtral-small": Model("causal-lm", 16, 2048, "bf16", {
         "model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "vocab_size": 32000, "hidden_size": 1024,
         "num_hidden_layers": 12, "num_attention_heads": 16, "intermediate_size": 3584, "num_local_experts": 8,
         "num_experts_per_tok": 2, **_ROPE}),
 }
-"""Published sizes, but for Mixtral, which has an eighth of Mixtral-8x7B's width and depth in all."""
+"""Published sizes, but for Mixtral: a quarter of the width of Mixtral-8x7B, 12 of its 32 layers."""
 
 CLUSTERS = ("1x8:h100", "2x8:h100", "1x4:a100", "2x4:l40s", "1x8:4090")
 """One node, two on a fast network, a small node, two nodes of PCIe cards on 100 Gb/s (the slow network), and consumer
