@@ -43,9 +43,8 @@ from fxpar.stored import stored_layouts
 # solved again with a smaller budget at most this often when the simulator finds more memory in use than the problem
 # knows of (gathered copies, temporaries)
 MEMORY_ROUNDS = 5
-# times the gap asked for: how near the best a plan is looked for that is only compared (made by hand), or that only
-# shows which values are live at the peak
-COMPARED = 2
+# times the gap asked for: how near the best a plan is looked for within the memory that is only compared (made by hand),
+# or that only shows which values are live at the peak
 EXPLORED = 3
 OWN = "fxpar"
 """The name of the plan that the solver finds when nothing is asked for."""
@@ -260,10 +259,9 @@ class Search:
             formulation = replace(formulation, problem=replace(formulation.problem, budget=budget // MEMORY_UNIT))
             found, solution = self._attempt(name, formulation, candidates, what, begin, EXPLORED)
             begin = solution.start or begin
-            near = COMPARED if name != OWN else 1
-            if found is not None and found.fits and found.certificate.gap > near * self.request.gap:
+            if name == OWN and found is not None and found.fits and found.certificate.gap > self.request.gap:
                 candidates.append(found)
-                nearer, solution = self._attempt(name, formulation, candidates, what, begin, near)
+                nearer, solution = self._attempt(name, formulation, candidates, what, begin)
                 begin = solution.start or begin
                 found = nearer or found
             if found is None:
@@ -281,7 +279,7 @@ class Search:
                 room = limit - beyond - budget
                 # the room that is left may buy time, at the price of memory
                 worth = solution.multiplier * (room // MEMORY_UNIT)
-                if loosened or not charged or worth * 4 <= self.request.gap * found.certificate.cost_ns:
+                if name != OWN or loosened or not charged or worth * 4 <= self.request.gap * found.certificate.cost_ns:
                     break
                 budget, loosened = limit - beyond, True
                 continue

@@ -168,6 +168,7 @@ class _Run:
         """Bounds, decodes, prunes and settles until close enough or out of ideas. False: proven to be infeasible."""
         current = graph
         for number in range(ROUNDS):
+            before = (self.best_cost, self.bound)
             dual = self.bounded(current, pruned=number > 0)
             if dual.impossible:
                 return self.best is not None and self.nothing_better()
@@ -183,7 +184,7 @@ class _Run:
                 return True
             self.settle(self.pooled(dual), whole=False)
             shrunk = 10 * _count(smaller) <= 9 * _count(current)
-            if self.close_enough() or not shrunk:
+            if self.close_enough() or not shrunk or (number and not self.gained(before)):
                 return True
             current = smaller
         return True
@@ -284,6 +285,13 @@ class _Run:
         assert self.best_cost is not None
         self.bound = self.best_cost
         return True
+
+    def gained(self, before: tuple[int | None, int | None]) -> bool:
+        """True when best and bound have come closer than before by a fair part of the gap allowed."""
+        cost, bound = before
+        if cost is None or bound is None or self.best_cost is None or self.bound is None:
+            return True
+        return 10 * ((cost - self.best_cost) + (self.bound - bound)) > self.gap * abs(self.best_cost)
 
     def standing(self) -> str:
         """Best and bound in words."""
