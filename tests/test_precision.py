@@ -117,8 +117,10 @@ def test_gradients_are_summed_in_float32(make, mesh):
     plan = make(mesh, precision="bf16")
     local = rewrite(plan.program, plan.decisions, (0,) * len(plan.decisions.mesh.axes))
     assert check_gradients(plan.program, local) >= 8
+    # a small parameter may be gathered as it is stored, in a bucket with others; what is computed travels in bfloat16
+    stored = {i.value for i in plan.program.inputs}
     assert all(s.dtype == COMPUTE for s in local.steps if isinstance(s, CollectiveStep) and s.phase == "forward"
-               and len(local.types[s.outputs[0]].shape) > 1)
+               and len(local.types[s.outputs[0]].shape) > 1 and local.origins[s.outputs[0]][0] not in stored)
 
 
 class Tied(nn.Module):
