@@ -234,7 +234,7 @@ def compiled(source: ModelSource, captured: Captured, precision: str, cluster: s
     return row_of(plan, cluster, time.monotonic() - start)
 
 
-HEADER = ("model", "cluster", "mesh", "step", "serial cost", "recount", *MANUAL.values())
+HEADER = ("model", "cluster", "mesh", "step", "serial cost", "recount", "gap", *MANUAL.values())
 
 
 def cells(row: Row) -> tuple[str, ...]:
@@ -243,7 +243,7 @@ def cells(row: Row) -> tuple[str, ...]:
         return (row.model, row.cluster, "", row.error, *("",) * (len(HEADER) - 4))
     return (
         row.model, row.cluster, row.mesh, f"{row.step_ns / 1e6:.1f} ms", f"{row.cost_ns / 1e6:.1f} ms",
-        f"{row.difference:+.3%}", *(ratio_text(row.manual.get(name)) for name in MANUAL.values()),
+        f"{row.difference:+.3%}", f"{row.gap:.1%}", *(ratio_text(row.manual.get(name)) for name in MANUAL.values()),
     )
 
 

@@ -93,7 +93,7 @@ def test_rows_become_tables():
     by_hand = {"data parallel": (1.5, 0), "ZeRO-3": (0.9, 2**31)}
     good = Row("a", "1x8:h100", "8", "fxpar", 10**6, 10**6, 10**6, 0.0, by_hand)
     assert not good.wrong
-    assert cells(good)[6:] == ("1.500", "needs 2.0 GiB", "-", "-")
+    assert cells(good)[7:] == ("1.500", "needs 2.0 GiB", "-", "-")
     assert dataclasses.replace(good, recount_ns=10**6 + 1001).wrong
     assert dataclasses.replace(good, manual={"ZeRO-3": (0.9, 0)}).wrong
     stopped = Row("b", "1x8:h100", error="the model does not fit")
