@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fxpar.formulate import Formulation, NodeFilter, formulate
-from fxpar.memory_units import MEMORY_UNIT
+from fxpar.memory_units import unit_for
 from fxpar.plans.errors import Infeasible
 from fxpar.plans.plan import Decisions, Prediction
 from fxpar.plans.program import Program
@@ -64,7 +64,7 @@ def _solved(
     try:
         formulation = formulate(
             program, decisions.mesh, prices, budget_bytes=budget_bytes, optimizer_bytes=optimizer_bytes,
-            recompute=decisions.recompute, reuse="free", node_filter=keep,
+            recompute=decisions.recompute, reuse="free", node_filter=keep, unit=unit_for(budget_bytes),
         )
     except Infeasible:
         return None
@@ -85,7 +85,7 @@ def _solved(
 def _once(
     formulation: Formulation, budget: int | None, prices: Prices, optimizer_bytes: OptimizerBytes
 ) -> tuple[Decisions, Prediction] | None:
-    limit = None if budget is None else budget // MEMORY_UNIT
+    limit = None if budget is None else budget // formulation.unit
     solution = solve(replace(formulation.problem, budget=limit), gap=GAP)
     if solution.assignment is None:
         return None

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from fxpar.certify import unrecorded
 from fxpar.finding import Finding
 from fxpar.formulate import Formulation, formulate
-from fxpar.memory_units import MEMORY_UNIT
 from fxpar.overlap import QUARTERS, CommunicationPrices, mixture
 from fxpar.plans.errors import FxparError
 from fxpar.plans.plan import Certificate, Plan, Proof
@@ -140,7 +139,7 @@ def decision_findings(plan: Plan, formulation: Formulation) -> Iterator[Finding]
         yield Finding("decisions", "problem", "infeasible: two of them may not be taken together")
         return
     if problem.budget is not None and memory > problem.budget:
-        text = f"infeasible: they need {gib(memory * MEMORY_UNIT)} of {gib(problem.budget * MEMORY_UNIT)}"
+        text = f"infeasible: they need {gib(memory * formulation.unit)} of {gib(problem.budget * formulation.unit)}"
         yield Finding("decisions", "problem", text)
     yield cost_finding(cost, plan.certificate.cost_ns)
 

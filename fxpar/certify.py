@@ -36,6 +36,7 @@ def question_of(
         roles, parameters_cut, batch_dim, bool(formulation.modes), formulation.problem.budget, sizes,
         solver.problem_digest(formulation.problem), msgspec.json.encode(prices.cluster, order="sorted"),
         constraints.zero, tuple(pin.text for pin in constraints.pins), formulation.reuse, formulation.temporaries,
+        formulation.unit,
     )
 
 
@@ -51,7 +52,7 @@ def certify(
     Args:
         question: of :func:`question_of`.
         status: what the search says of the decisions in this problem.
-        multiplier: ns per 64 KiB unit of memory at which the search found its bound.
+        multiplier: ns per unit of memory at which the search found its bound.
     """
     assignment = formulation.assignment(decisions)
     cost = None if assignment is None else formulation.problem.cost(assignment)

@@ -132,7 +132,7 @@ class ClassModes:
 
 def add_activations(
     program: Program, modes: ClassModes, prices: Prices, source: dict[int, Source],
-    node_states: dict[int, tuple[JointChoice, ...]], memory: list[IntArray],
+    node_states: dict[int, tuple[JointChoice, ...]], memory: list[IntArray], unit: int,
 ) -> None:
     """Add the bytes of kept forward values, and of one layer's worth of those made again, to the classes that make
     them."""
@@ -150,12 +150,12 @@ def add_activations(
         for i, (state, mode) in enumerate(zip(states, taken, strict=True)):
             if mode != DROPPED:
                 size = count * prices.stored_bytes(state.outputs[output], dims, dtype)
-                memory[c][i] += units(size if mode == KEPT else -(-size // modes.layers[c]))
+                memory[c][i] += units(size if mode == KEPT else -(-size // modes.layers[c]), unit)
 
 
 def add_copies(
     program: Program, modes: ClassModes, copies: dict[int, int], prices: Prices,
-    node_states: dict[int, tuple[JointChoice, ...]], memory: list[IntArray],
+    node_states: dict[int, tuple[JointChoice, ...]], memory: list[IntArray], unit: int,
 ) -> None:
     """Add the bytes of copies that are kept from forward to backward to the hubs that make them."""
     of = modes.classes.nodes
@@ -164,4 +164,4 @@ def add_copies(
         for i, (state, mode) in enumerate(zip(node_states[c], modes.hubs[c], strict=True)):
             if mode == HELD:
                 size = prices.stored_bytes(state.outputs[0], program.dims[value], program.types[value].dtype)
-                memory[c][i] += units(modes.classes.sizes[c] * size)
+                memory[c][i] += units(modes.classes.sizes[c] * size, unit)

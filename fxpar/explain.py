@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from fxpar.formulate import Formulation
-from fxpar.memory_units import MEMORY_UNIT
 from fxpar.plan_names import Found, find
 from fxpar.plans.errors import FxparError
 from fxpar.plans.plan import Plan
@@ -190,7 +189,7 @@ def alternatives(
             others.append(s)
     result = []
     for s in (now, *others):
-        memory = (int(variable.memory[s]) - int(variable.memory[now])) * MEMORY_UNIT
+        memory = (int(variable.memory[s]) - int(variable.memory[now])) * formulation.unit
         own = Alternative(words[s], s == now, int(variable.costs[s]), reshards[s], memory)
         result.append(own if s == now else _solved(problem, assignment, c, s, own))
     return tuple(result)

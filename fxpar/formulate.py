@@ -74,6 +74,7 @@ class Formulation:
     hub_modes: dict[int, tuple[int, ...]] = field(default_factory=dict)
     reuse: Reuse = "never"
     temporaries: tuple[int, ...] = ()
+    unit: int = MEMORY_UNIT
 
     def decisions(self, assignment: Sequence[int]) -> Decisions:
         """The decisions that an assignment stands for."""
@@ -197,6 +198,7 @@ def formulate(
     node_filter: NodeFilter | None = None,
     input_filter: InputFilter | None = None,
     tied: bool = True,
+    unit: int = MEMORY_UNIT,
 ) -> Formulation:
     """The placement problem of a program on a mesh.
 
@@ -209,6 +211,7 @@ def formulate(
         optimizer_bytes: (dtype of a parameter, its name) -> optimizer state bytes per element.
         node_filter, input_filter: the user's constraints.
         tied: repeated layers share decisions.
+        unit: bytes of a unit of memory.
 
     Raises:
         Infeasible: the constraints leave some node or input without any choice.
@@ -267,7 +270,7 @@ def formulate(
         if item.kind == "parameter" and item.requires_grad:
             extra = optimizer_bytes(kind.dtype, item.name)
         memory[c] = classes.sizes[c] * np.array(
-            [units(_input_bytes(prices, lay, dims, kind, item.requires_grad, extra)) for lay in layouts], np.int64
+            [units(_input_bytes(prices, lay, dims, kind, item.requires_grad, extra), unit) for lay in layouts], np.int64
         )
     # a value that a node reads twice is brought into a layout once: one edge for all its operands
     edges: Counter[tuple[int, int, int, tuple[int, ...], bool, Part | None, Dims, TensorType]] = Counter()
@@ -285,8 +288,8 @@ def formulate(
             of = (program.dims[value], program.types[value])
             for part, times_ in modes.parts(index, weight):
                 edges[*use, part, *of] += times_
-    add_activations(program, modes, prices, source, node_states, memory)
-    add_copies(program, modes, copies, prices, node_states, memory)
+    add_activations(program, modes, prices, source, node_states, memory, unit)
+    add_copies(program, modes, copies, prices, node_states, memory, unit)
     owner_of = {i.name: c for i, c in zip(program.inputs, classes.inputs, strict=True)
                 if i.kind in ("parameter", "buffer")}
     layouts_out: dict[tuple[int, int], tuple[Layout, ...]] = {}
@@ -328,11 +331,11 @@ def formulate(
     problem = Problem(
         tuple(Variable(n, np.ascontiguousarray(c), m) for n, c, m in zip(names, costs, memory, strict=True)),
         tuple(result_edges), tuple(builder.tables),
-        None if budget_bytes is None else budget_bytes // MEMORY_UNIT,
+        None if budget_bytes is None else budget_bytes // unit,
     )
     return Formulation(
         program, mesh, classes, node_states, input_states, problem, recompute or (), modes.states, copies, modes.hubs,
-        reuse,
+        reuse, unit=unit,
     )
 
 
@@ -349,7 +352,7 @@ def with_temporaries(formulation: Formulation, prices: Prices, values: Sequence[
     memory = {c: formulation.problem.variables[c].memory.copy() for c, *_ in counts if c in formulation.node_states}
     for (c, output, dims, dtype), count in counts.items():
         if c in memory:
-            memory[c] += np.array([count * units(prices.stored_bytes(s.outputs[output], dims, dtype))
+            memory[c] += np.array([count * units(prices.stored_bytes(s.outputs[output], dims, dtype), formulation.unit)
                                    for s in formulation.node_states[c]], np.int64)
     variables = tuple(
         replace(v, memory=memory[c]) if c in memory else v for c, v in enumerate(formulation.problem.variables)

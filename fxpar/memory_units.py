@@ -1,15 +1,21 @@
 """The unit that memory is counted in where plans are chosen."""
 
 MEMORY_UNIT = 64 * 1024
-"""Bytes. Sizes are rounded up to it, budgets down.
-
-One unit for every problem: multipliers, digests and budgets of certificates mean the same in all of them. Of a tiny
-model it is coarse (each of some hundred values counts up to 64 KiB too much), which costs time and no plans: the row
-only steers. What fits is decided by the simulator, to the byte, and the search gives the row as much more than the
-limit as it counts too much (``Search._within``); plans of a 6 MB step are found at 28 % of it.
-"""
+"""Bytes. Sizes are rounded up to it, budgets down."""
+STEPS = 2**14
+"""Units that a budget has at least, where that makes the unit smaller than :data:`MEMORY_UNIT`."""
+LEAST_UNIT = 64
 
 
-def units(size: int) -> int:
+def units(size: int, unit: int = MEMORY_UNIT) -> int:
     """Units that hold ``size`` bytes."""
-    return -(-size // MEMORY_UNIT)
+    return -(-size // unit)
+
+
+def unit_for(budget: int) -> int:
+    """The unit of problems within ``budget`` bytes: a power of two, 64 KiB from 1 GiB on.
+
+    Each of some hundred values is rounded up, so that of a budget of a few MiB 64 KiB units would count nothing but
+    roundings.
+    """
+    return min(MEMORY_UNIT, max(LEAST_UNIT, 1 << max(budget // STEPS, 1).bit_length() - 1))

@@ -11,7 +11,6 @@ import msgspec
 from fxpar.constraints import apply, filters, read_constraints
 from fxpar.cost.cluster import Cluster, parse_cluster, preset_names
 from fxpar.formulate import Formulation, formulate, with_temporaries
-from fxpar.memory_units import MEMORY_UNIT
 from fxpar.names import batch_class, classes_of
 from fxpar.plans.errors import PlanFileError
 from fxpar.plans.mesh import Mesh
@@ -69,10 +68,10 @@ def formulate_question(
     node_filter, input_filter = filters(restriction, applied)
     made = formulate(
         program, mesh, prices,
-        budget_bytes=None if question.budget_units is None else question.budget_units * MEMORY_UNIT,
+        budget_bytes=None if question.budget_units is None else question.budget_units * question.memory_unit,
         optimizer_bytes=lambda dtype, name: sizes[name],
         recompute=None if question.recompute_free else recompute, reuse=question.reuse,
-        node_filter=node_filter, input_filter=input_filter,
+        node_filter=node_filter, input_filter=input_filter, unit=question.memory_unit,
     )
     return with_temporaries(made, prices, question.temporaries) if question.temporaries else made
 

@@ -19,7 +19,7 @@ from fxpar.certify import certify, question_of
 from fxpar.constraints import UNCONSTRAINED, Applied, Constraints, apply, filters
 from fxpar.formulate import Formulation, formulate, output_layouts, with_temporaries
 from fxpar.layers import tie_layers
-from fxpar.memory_units import MEMORY_UNIT
+from fxpar.memory_units import unit_for
 from fxpar.modes import DROPPED, Reuse, pinned_modes
 from fxpar.names import batch_class, classes_of, names_of
 from fxpar.plans.errors import Infeasible
@@ -163,7 +163,7 @@ class Search:
         return formulate(
             self.request.program, mesh, self.request.prices(mesh), budget_bytes=budget,
             optimizer_bytes=self.request.optimizer_bytes, recompute=recompute, reuse=reuse,
-            node_filter=node_filter, input_filter=input_filter,
+            node_filter=node_filter, input_filter=input_filter, unit=unit_for(self.request.budget_bytes),
         )
 
     @property
@@ -248,15 +248,15 @@ class Search:
         there from the start, and rounds up. Temporaries that are live at the peak of a plan which does not fit enter
         the row; what difference is left corrects the budget.
         """
-        limit = self.request.budget_bytes
+        limit, unit = self.request.budget_bytes, formulation.unit
         budget, best = limit + max(free.counted - free.prediction.peak_bytes, 0), None
         prices = self.request.prices(formulation.mesh)
         charged: Counter[int] = Counter()
-        smallest_tried = loosened = False
+        loosened, smallest_tried = False, -1  # the latter: with how many temporaries charged
         begin: Start | None = None
         candidates = [*starts, free]
         for _ in range(MEMORY_ROUNDS):
-            formulation = replace(formulation, problem=replace(formulation.problem, budget=budget // MEMORY_UNIT))
+            formulation = replace(formulation, problem=replace(formulation.problem, budget=budget // unit))
             found, solution = self._attempt(name, formulation, candidates, what, begin, EXPLORED)
             begin = solution.start or begin
             if name == OWN and found is not None and found.fits and found.certificate.gap > self.request.gap:
@@ -265,11 +265,11 @@ class Search:
                 begin = solution.start or begin
                 found = nearer or found
             if found is None:
-                if smallest_tried or solution.min_memory is None:
+                if smallest_tried == charged.total() or solution.min_memory is None:
                     break
                 # no assignment within the row, which may count more than the simulator: a little above its smallest
                 # (the smallest itself buys its last bytes at any price)
-                budget, smallest_tried = solution.min_memory * MEMORY_UNIT * 9 // 8, True
+                budget, smallest_tried = solution.min_memory * unit * 9 // 8, charged.total()
                 continue
             assert solution.assignment is not None
             best = found if best is None or _rank(found) < _rank(best) else best
@@ -278,7 +278,7 @@ class Search:
                 beyond = found.prediction.peak_bytes - found.counted
                 room = limit - beyond - budget
                 # the room that is left may buy time, at the price of memory
-                worth = solution.multiplier * (room // MEMORY_UNIT)
+                worth = solution.multiplier * (room // unit)
                 if name != OWN or loosened or not charged or worth * 4 <= self.request.gap * found.certificate.cost_ns:
                     break
                 budget, loosened = limit - beyond, True
@@ -286,10 +286,10 @@ class Search:
             more = self._temporaries(formulation, found, solution.assignment) - charged
             charged += more
             formulation = with_temporaries(formulation, prices, sorted(more.elements()))
-            counted = formulation.problem.memory(solution.assignment) * MEMORY_UNIT
+            counted = formulation.problem.memory(solution.assignment) * unit
             budget = limit - (found.prediction.peak_bytes - counted)
             if not more:
-                budget = min(budget, found.counted - MEMORY_UNIT)
+                budget = min(budget, found.counted - unit)
             if budget <= 0:
                 break
         return best
@@ -331,7 +331,7 @@ class Search:
         status = "optimal" if solution.status.value == "optimal" else "feasible"
         certificate = Certificate(status, solution.cost, solution.bound, solution.gap or 0.0)  # type: ignore[arg-type]
         found = self.found(name, formulation.decisions(solution.assignment), certificate)
-        return replace(found, counted=(solution.memory or 0) * MEMORY_UNIT, formulation=formulation,
+        return replace(found, counted=(solution.memory or 0) * formulation.unit, formulation=formulation,
                        multiplier=solution.multiplier)
 
     def certified(self, chosen: Found, own: Sequence[Found]) -> Certificate:

@@ -252,7 +252,8 @@ def memory_price(c: Certificate) -> int | None:
     if c.proof is None:
         return None
     numerator, denominator = c.proof.multiplier
-    return -(-numerator * (GIB // MEMORY_UNIT) // denominator)
+    unit = MEMORY_UNIT if c.question is None else c.question.memory_unit
+    return -(-numerator * (GIB // unit) // denominator)
 
 
 def certificate_lines(c: Certificate) -> list[str]:

@@ -76,6 +76,8 @@ def _certificate_problems(plan: Plan) -> Iterator[str]:
             yield "the certificate's memory row counts values that the program does not have"
         if c.question.budget_units is not None and c.question.budget_units < 0:
             yield f"the certificate's budget is {c.question.budget_units}"
+        if not 1 <= c.question.memory_unit <= 65536:
+            yield f"the certificate counts memory in units of {c.question.memory_unit} bytes"
     if c.overlap is not None and not 0 <= c.overlap.compute_quarters <= 4:
         yield f"the certificate counts {c.overlap.compute_quarters} quarters of compute"
     for proof in (c.proof, c.overlap.proof if c.overlap is not None else None):

@@ -73,8 +73,8 @@ class Candidate(msgspec.Struct, frozen=True):
 class Proof(msgspec.Struct, frozen=True):
     """A lower bound of a priced problem and what it rests on (see ``fxpar.solver.certificate``).
 
-    ``multiplier``: the price of memory in ns per 64 KiB, as numerator and denominator. ``links[i]``: which of
-    ``vectors`` the second end of the i-th linked pair pays, in units of ``quantum_ns``.
+    ``multiplier``: the price of memory in ns per unit of the question, as numerator and denominator. ``links[i]``:
+    which of ``vectors`` the second end of the i-th linked pair pays, in units of ``quantum_ns``.
     """
 
     bound_ns: int
@@ -89,8 +89,9 @@ class Question(msgspec.Struct, frozen=True):
 
     ``roles``: per mesh axis "dp", "tp" or "" (free). ``parameters_cut``: on dp axes all (True), none (False), or each
     as is best (None). ``recompute_free``: what runs again was chosen together with the placements; else it was given
-    (the plan's). ``budget_units``: memory row in 64 KiB, None without one. ``optimizer_bytes``: per program input the
-    optimizer's bytes per element. ``digest``: sha256 of the problem's numbers. ``rates``: the cluster as JSON.
+    (the plan's). ``budget_units``: memory row in units of ``memory_unit`` bytes, None without one.
+    ``optimizer_bytes``: per program input the optimizer's bytes per element. ``digest``: sha256 of the problem's
+    numbers. ``rates``: the cluster as JSON.
     ``reuse``: which copies of parameters could be kept for backward (see ``Decisions.reuse``): "never" any, "always"
     all, or "free". ``zero`` and ``pins``: what the user asked for beyond that (see ``fxpar.constraints``).
     ``temporaries``: program values that the memory row counts besides parameters, gradients, optimizer state and what
@@ -109,6 +110,7 @@ class Question(msgspec.Struct, frozen=True):
     pins: tuple[str, ...] = ()
     reuse: Literal["never", "free", "always"] = "never"
     temporaries: tuple[int, ...] = ()
+    memory_unit: int = 65536
 
 
 class Overlap(msgspec.Struct, frozen=True):

@@ -34,7 +34,8 @@ def text_lines(plan: Plan) -> Iterator[str]:
     if c.question is not None:
         q = c.question
         yield (f"  question roles {q.roles} parameters cut {q.parameters_cut} batch dim {q.batch_dim} "
-               f"recompute free {q.recompute_free} reuse {q.reuse} budget {q.budget_units} digest {q.digest!r}")
+               f"recompute free {q.recompute_free} reuse {q.reuse} budget {q.budget_units} units of {q.memory_unit} "
+               f"digest {q.digest!r}")
         yield f"  optimizer bytes {' '.join(map(str, q.optimizer_bytes))}"
         yield f"  rates {q.rates!r}"
         if q.zero is not None:
@@ -92,7 +93,7 @@ def _proof(proof: Proof) -> str:
     """A proof's numbers; its payments, tens of thousands, by their sha256."""
     payments = hashlib.sha256(repr((proof.vectors, proof.links)).encode()).hexdigest()
     numerator, denominator = proof.multiplier
-    return (f"bound {proof.bound_ns} memory {numerator}/{denominator} ns per 64 KiB quantum {proof.quantum_ns} "
+    return (f"bound {proof.bound_ns} memory {numerator}/{denominator} ns per unit quantum {proof.quantum_ns} "
             f"pairs {len(proof.links)} payments {payments}")
 
 
