@@ -120,6 +120,8 @@ class Passing:
             self.earlier[link.v].append((position, scaled.backward[link.table]))
         self.shares = [max(len(a), len(b), 1) for a, b in zip(self.earlier, self.later, strict=True)]
         self.diverged = False
+        self.work = 1 + sum(scaled.forward[link.table].core.size + scaled.backward[link.table].core.size
+                            for link in graph.links)
 
     @property
     def messages(self) -> Messages:

@@ -19,6 +19,11 @@ from fxpar.solver.warm import Start, resumed
 SWEEPS_PER_PRICE = 12
 SWEEPS_AT_ZERO = 25
 SWEEPS_AT_LAST = 150
+#: At the last price small graphs are swept up to MOST_SWEEPS times, which touch PATIENCE table entries at most, as long
+#: as the pace of the last PACE sweeps promises something: some converge slowly, but all the way.
+MOST_SWEEPS = 2000
+PACE = 20
+PATIENCE = 600_000_000
 STALLED_AFTER = 4
 #: A sweep that closes less than 1 / this of what is open between bound and best makes no progress.
 PROGRESS = 150
@@ -91,7 +96,7 @@ class Dual:
         self._gap = gap
         self._at_most = at_most
         budget = self.graph.budget
-        price, point = self._first(SWEEPS_AT_LAST if budget is None else SWEEPS_AT_ZERO)
+        price, point = self._first(None if budget is None else SWEEPS_AT_ZERO)
         low: Point | None = None
         high: Point | None = None
         for _ in range(PRICES):
@@ -102,7 +107,7 @@ class Dual:
             else:
                 low = point
             if high is not None and high.price == 0:
-                self._run(0, 1 if budget is None else SWEEPS_AT_LAST)
+                self._run(0, 1 if budget is None else None)
                 one = 1 << (self.scaled.shift + PRICE_BITS)
                 self._stir([high.cost * one // (share * max(high.memory, 1)) for share in STIRRED_SHARES])
                 return
@@ -117,10 +122,10 @@ class Dual:
             self.price = self.exact_price
         else:
             self.passing = Passing(self.scaled, self.messages)
-        self._run(self.price, SWEEPS_AT_LAST)
+        self._run(self.price, None)
         self._stir([self.price * times // 16 for times in STIRRED_TIMES])
 
-    def _first(self, sweeps: int) -> tuple[int, Point | None]:
+    def _first(self, sweeps: int | None) -> tuple[int, Point | None]:
         """The price to begin at and what it gives: that of the start, going on from its messages, or 0."""
         price = 0
         if self.start is not None and self.graph.budget is not None:
@@ -182,7 +187,7 @@ class Dual:
             return False
         return min(costs) - max(bounds) <= self._gap * abs(min(costs))
 
-    def _at(self, price: int, sweeps: int) -> Point | None:
+    def _at(self, price: int, sweeps: int | None) -> Point | None:
         """What one price gives: exactly if the graph is narrow enough, by message passing if not."""
         point = self._exactly(price) if self.narrow else None
         return point if self.narrow else self._run(price, sweeps)
@@ -206,8 +211,13 @@ class Dual:
         choice = [int(np.flatnonzero(mask)[state]) for mask, state in zip(live, choice, strict=True)]
         return self._explore(choice, costs, price, None)[1]
 
-    def _run(self, price: int, sweeps: int) -> Point | None:
-        """Sweeps at one price. None if no choice without forbidden pairs was decoded."""
+    def _run(self, price: int, sweeps: int | None) -> Point | None:
+        """Sweeps at one price; where `sweeps` is None, as many as are worth their work. None if no choice without
+        forbidden pairs was decoded."""
+        patient = sweeps is None
+        if sweeps is None:
+            sweeps = max(SWEEPS_AT_LAST, min(PATIENCE // self.passing.work, MOST_SWEEPS))
+        paces: list[int] = []
         costs = self.scaled.priced(price)
         found: tuple[int, Point] | None = None
         best_here: int | None = None
@@ -227,12 +237,20 @@ class Dual:
                     found = self._explore(choice, costs, price, found)
             if self._done():
                 break
+            if found is not None and found[0] <= bound:
+                break
             open_gap = abs(bound) * PROGRESS // PROGRESS_ALONE if found is None else found[0] - bound
             if best_here is None or (bound - best_here) * PROGRESS > open_gap:
                 best_here, stalled = bound, 0
             else:
                 stalled += 1
-            if stalled >= STALLED_AFTER or (found is not None and found[0] <= bound):
+            if patient:
+                # at this pace, would all sweeps that are left close a fair part of what is open?
+                paces.append(bound)
+                slow = len(paces) > PACE and (paces[-1] - paces[-1 - PACE]) * (sweeps - number) < PACE * open_gap // 10
+            else:
+                slow = stalled >= STALLED_AFTER
+            if slow:
                 break
         return None if found is None else found[1]
 
