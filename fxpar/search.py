@@ -43,8 +43,8 @@ from fxpar.stored import stored_layouts
 # solved again with a smaller budget at most this often when the simulator finds more memory in use than the problem
 # knows of (gathered copies, temporaries)
 MEMORY_ROUNDS = 5
-# times the gap asked for: how near the best a plan is looked for within the memory that is only compared (made by hand),
-# or that only shows which values are live at the peak
+# times the gap asked for: how near the best a plan within the memory is looked for that is only compared (made by
+# hand), or that only shows which values are live at the peak
 EXPLORED = 3
 OWN = "fxpar"
 """The name of the plan that the solver finds when nothing is asked for."""

@@ -124,8 +124,8 @@ def test_across_a_slow_network_goes_the_batch(compiled):
 
 def test_between_nodes_only_a_part_of_the_gradients_travels(compiled):
     """The same on a mesh of nodes and devices: gradients are reduced and scattered inside the node first, so that each
-    card sends a quarter of them over the slow link (ZeRO inside the node). With half the batch it would be a near thing:
-    the nodes' copies of one layer and a large embedding take as long as the work of one node."""
+    card sends a quarter of them over the slow link (ZeRO inside the node). With half the batch it would be a near
+    thing: sending the gradients of a large embedding takes as long as one node's share of the work."""
     plan = compiled(bert(1), "masked-lm", 128, 512, "2x4:l40s", mesh="2x4")
     assert all_batch(plan)
     gradients = 4 * sum(elements for _, elements, _ in parameters(plan))

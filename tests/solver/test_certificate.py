@@ -62,7 +62,10 @@ def test_solutions_and_proofs_of_two_thousand_problems(problem):
     holds(problem)
 
 
-@given(problems() | staged_problems(), st.integers(0, 2**32 - 1), st.fractions(0, 1000, max_denominator=2**40), st.integers(1, 10**6))
+@given(
+    problems() | staged_problems(), st.integers(0, 2**32 - 1), st.fractions(0, 1000, max_denominator=2**40),
+    st.integers(1, 10**6),
+)
 def test_any_payments_at_any_price_prove_no_more_than_the_optimum(problem, seed, multiplier, quantum):
     graph, exact = checkable_graph(problem), brute_force(problem)
     if graph is None or exact.cost is None:
