@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -9,6 +10,11 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+
+SETTLING_SECONDS = 0.002
+"""After a collective: a thread of gloo lets go of what it sent as soon as it runs again and gets Python's lock. It is
+waited for, as how long that takes says nothing of the plan."""
+_WAIT = torch.ops._c10d_functional.wait_tensor.default
 
 
 class LiveBytes(TorchDispatchMode):
@@ -36,6 +42,8 @@ class LiveBytes(TorchDispatchMode):
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
+        if func is _WAIT:
+            time.sleep(SETTLING_SECONDS)
         for leaf in pytree.tree_leaves(result):
             if isinstance(leaf, torch.Tensor):
                 self._track(getattr(leaf, "_local_tensor", leaf))
