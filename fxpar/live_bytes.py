@@ -11,10 +11,11 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fxpar.runtime.collectives import WAIT
+
 SETTLING_SECONDS = 0.002
 """After a collective: a thread of gloo lets go of what it sent as soon as it runs again and gets Python's lock. It is
 waited for, as how long that takes says nothing of the plan."""
-_WAIT = torch.ops._c10d_functional.wait_tensor.default
 
 
 class LiveBytes(TorchDispatchMode):
@@ -42,7 +43,7 @@ class LiveBytes(TorchDispatchMode):
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func is _WAIT:
+        if func is WAIT:
             time.sleep(SETTLING_SECONDS)
         for leaf in pytree.tree_leaves(result):
             if isinstance(leaf, torch.Tensor):

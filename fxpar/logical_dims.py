@@ -20,7 +20,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import msgspec
 
@@ -28,6 +27,7 @@ from fxpar.plans.layout import Dims
 from fxpar.plans.program import Program, node_inputs
 from fxpar.rules.choices import call_factors
 from fxpar.rules.factor_rule import Call, call_of
+from fxpar.rules.registry import rule_cache
 from fxpar.union_find import UnionFind
 
 
@@ -56,7 +56,7 @@ class Relation:
     seeds: bool
 
 
-@lru_cache(maxsize=100_000)
+@rule_cache(100_000)
 def relations(call: Call) -> tuple[Relation, ...]:
     """What the groups of a call say about its operands' dims; nothing for an op without a rule."""
     types = (*call.inputs, *call.outputs)

@@ -15,6 +15,7 @@ from fxpar.logical_dims import twins
 from fxpar.plans.layout import Dims
 from fxpar.plans.program import Program, node_inputs
 from fxpar.rules.choices import Factor, Site, factors_on_atoms, site_of
+from fxpar.rules.registry import rule_cache
 from fxpar.union_find import UnionFind
 
 
@@ -67,7 +68,7 @@ def _alike(site: Site, factor: Factor) -> tuple[Place, ...]:
     return tuple((o, dim, atom) for o, dim, atom in places if kept[o, dim] == first)
 
 
-@lru_cache(maxsize=100_000)
+@rule_cache(100_000)
 def loops(site: Site) -> tuple[tuple[tuple[Place, ...], ...], tuple[tuple[Place, Place], ...]]:
     """Places of every factor of a site; and pairs of atoms that the op keeps whole, at one place of an operand and of
     an output with the same dims."""

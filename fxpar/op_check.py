@@ -20,8 +20,7 @@ from fxpar.rule_coverage import rule_name
 from fxpar.rule_examples.draw import GENERATORS
 from fxpar.rule_examples.drawn import drawn_call
 from fxpar.rule_report import Judged, RuleCheck
-from fxpar.rules import choices
-from fxpar.rules.registry import all_rules, full_name, rule_for
+from fxpar.rules.registry import all_rules, full_name, rule_for, rules_changed
 
 OPS_PER_PHASE = 40
 
@@ -100,6 +99,5 @@ def check_op(op: str, meshes: Sequence[Mesh], examples: int, shards: Shards = AN
     judged = judge_calls(
         full_name(op), partial(drawn_call, op), meshes, examples, shards=shards, least=len(GENERATORS[op])
     )
-    for cache in (choices.call_factors, choices.factors_on_atoms, choices.axis_choices, choices.joint_choices):
-        cache.cache_clear()  # no other op has these calls
+    rules_changed()  # no other op has these calls: let go of what was computed for them
     return judged

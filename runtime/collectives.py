@@ -28,6 +28,8 @@ from fxpar.runtime.packing import (
 from fxpar.runtime.wire import from_wire, to_wire
 
 _ops = torch.ops._c10d_functional
+WAIT = _ops.wait_tensor.default
+"""The op that waits for a collective."""
 
 
 def _arrived(buffer: torch.Tensor, dtype: str) -> torch.Tensor:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 
@@ -29,7 +28,7 @@ from fxpar.plans.layout import (
 from fxpar.plans.mesh import Mesh
 from fxpar.plans.program import Node, Program, node_inputs
 from fxpar.rules.factor_rule import Call, Factors, Group, Linear, Slot, call_of
-from fxpar.rules.registry import rule_for
+from fxpar.rules.registry import rule_cache, rule_for
 
 Position = tuple[int, int]
 """(tensor dim, atom index)."""
@@ -99,7 +98,7 @@ def sites_of(program: Program) -> tuple[Site, ...]:
     return _latest[0][1]
 
 
-@lru_cache(maxsize=100_000)
+@rule_cache(100_000)
 def call_factors(call: Call) -> Factors:
     """The rule's groups for a call; no groups for an op that has only the default rule."""
     declared = rule_for(call.op)
@@ -133,7 +132,7 @@ def slot_intervals(slot: Slot, size: int, dims: Dims) -> dict[tuple[int, int], P
     return found
 
 
-@lru_cache(maxsize=100_000)
+@rule_cache(100_000)
 def factors_on_atoms(site: Site) -> tuple[Factor, ...]:
     """Factors of a site, group by group, major first."""
     result = []
@@ -192,7 +191,7 @@ def _adjacent(a: Factor, b: Factor) -> bool:
     return all(x is None or (y is not None and x[0] == y[0] and x[1] + 1 == y[1]) for x, y in pairs)
 
 
-@lru_cache(maxsize=100_000)
+@rule_cache(100_000)
 def axis_choices(site: Site) -> tuple[Choice, ...]:
     """Every choice of one axis at a site: ``"."`` first, then factors, whole-group runs, pending sums."""
     none = Choice(".", (REPLICATE,) * len(site.inputs), (REPLICATE,) * len(site.outputs))
@@ -273,7 +272,7 @@ def smallest_piece(size: int, parts: tuple[int, ...]) -> int:
     return min(lengths)
 
 
-@lru_cache(maxsize=100_000)
+@rule_cache(100_000)
 def joint_choices(site: Site, mesh: Mesh) -> tuple[JointChoice, ...]:
     """All joint choices of a site on a mesh, in a fixed order (all-replicated first)."""
     per_axis = axis_choices(site)

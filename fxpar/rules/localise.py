@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from fxpar.plans.layout import Digit, Dims, Layout, digits
 from fxpar.plans.mesh import Mesh
 from fxpar.plans.program import Arg
 from fxpar.rules.choices import JointChoice, Site
 from fxpar.rules.expansion import Emission, Expansion
 from fxpar.rules.factor_rule import Block
-from fxpar.rules.registry import rule_for
+from fxpar.rules.registry import rule_cache, rule_for
 
 
 def block_of(site: Site, choice: JointChoice, mesh: Mesh, coords: tuple[int, ...]) -> Block:
@@ -35,7 +33,7 @@ def local_call(
     return declared.localise(site.call, block_of(site, choice, mesh, coords))
 
 
-@lru_cache(maxsize=50_000)
+@rule_cache(50_000)
 def expansion_of(site: Site, choice: JointChoice, mesh: Mesh, coords: tuple[int, ...]) -> Expansion:
     """The steps of the rank at ``coords`` under a choice that expands.
 

@@ -7,12 +7,34 @@ the default: nothing splits, nothing pending passes; it is computed whole from w
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, TypeVar
 
 from fxpar.rules.expansion import Expand
 from fxpar.rules.factor_rule import Call, Factors, Localise, Offers, Rule
 from fxpar.rules.parse import string_factors
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
 _RULES: dict[str, Rule] = {}
+_CACHES: list[Callable[[], None]] = []
+
+
+def rule_cache(size: int) -> Callable[[_Function], _Function]:
+    """``lru_cache`` for a function whose results follow from the rules: emptied when a rule is declared."""
+
+    def cached(function: _Function) -> _Function:
+        kept: Any = lru_cache(maxsize=size)(function)
+        _CACHES.append(kept.cache_clear)
+        return kept
+
+    return cached
+
+
+def rules_changed() -> None:
+    """Forget what was computed from the rules as they were."""
+    for clear in _CACHES:
+        clear()
 
 
 def full_name(op: str) -> str:
@@ -93,6 +115,7 @@ def declare(
     else:
         said = getattr(factors, "__name__", "function")
         _RULES[name] = Rule(name, factors, localise, said, random, declared, expand, offers)
+    rules_changed()
 
 
 def rule_for(op: str) -> Rule | None:

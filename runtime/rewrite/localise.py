@@ -27,6 +27,7 @@ from fxpar.rules.choices import JointChoice, Site, choice_by_names, sites_of
 from fxpar.rules.expansion import Exchange, LocalOp
 from fxpar.rules.factor_rule import rebind
 from fxpar.rules.localise import expansion_of, local_call
+from fxpar.rules.registry import rule_cache
 from fxpar.runtime.local import AnyStep, CollectiveStep, Geometry, LocalProgram, LocalStep, OpStep, Phase
 from fxpar.runtime.rewrite.geometry import all_to_all_swap, exchange_geometry, gather_cut, scatter_cut
 
@@ -46,7 +47,7 @@ def localise(
     return _Localiser(program, decisions, coords, shared).run()
 
 
-@lru_cache(maxsize=100_000)
+@rule_cache(100_000)
 def _joint(site: Site, names: tuple[str, ...], mesh: Mesh) -> JointChoice | None:
     return choice_by_names(site, names, mesh)
 

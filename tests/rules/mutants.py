@@ -10,7 +10,6 @@ from fxpar.plans.program import Ref
 from fxpar.rules import choices, registry
 from fxpar.rules.expansion import Emission
 from fxpar.rules.factor_rule import Call, Factors, Group, Linear, Rule, Slot
-from fxpar.rules.localise import expansion_of
 
 Change = Callable[[Call, Factors], Factors]
 
@@ -160,18 +159,25 @@ LABELS = (*CHANGES, *STEPS, "the local call is the global one")
 
 
 @contextlib.contextmanager
+def without(op: str) -> Iterator[None]:
+    """The registry without the rule of an op."""
+    declared = registry._RULES.pop(op)
+    registry.rules_changed()
+    try:
+        yield
+    finally:
+        registry._RULES[op] = declared
+        registry.rules_changed()
+
+
+@contextlib.contextmanager
 def in_force(rule: Rule) -> Iterator[None]:
     """The registry with this rule in place of the declared one of its op."""
-    caches = (
-        choices.call_factors, choices.factors_on_atoms, choices.axis_choices, choices.joint_choices, expansion_of,
-    )  # fmt: skip
     declared = registry._RULES[rule.op]
     registry._RULES[rule.op] = rule
-    for cache in caches:
-        cache.cache_clear()
+    registry.rules_changed()
     try:
         yield
     finally:
         registry._RULES[rule.op] = declared
-        for cache in caches:
-            cache.cache_clear()
+        registry.rules_changed()
