@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fxpar.certificate import certificate_findings
 from fxpar.certify import certify, question_of
-from fxpar.compile import capture_program
+from fxpar.compile import capture_program, compile_model
 from fxpar.formulate import formulate
 from fxpar.model_source import load_model_source
 from fxpar.plans.codec import decode, encode
@@ -22,7 +22,7 @@ from fxpar.progress import silent
 from fxpar.solver.certificate import problem_digest
 from fxpar.solver.random_assignment import random_assignment
 from fxpar.solver.solve import solve
-from tests.compiled import adamw, decoder_plan, mlp_plan, prices
+from tests.compiled import adamw, captured, decoder_plan, mlp_plan, prices
 
 replace = msgspec.structs.replace
 PLANS = {
@@ -186,3 +186,14 @@ def test_decisions_are_read_back_where_the_last_layer_drops_what_the_others_keep
     form = formulate(program, parse_mesh("2"), prices("2"), budget_bytes=None, optimizer_bytes=adamw, recompute=None)
     for seed in range(10):
         assert form.assignment(form.decisions(random_assignment(form.problem, seed))) is not None
+
+
+def test_values_live_at_the_peak_are_part_of_the_question():
+    """Where they decide what fits, the row that is proven counts them, and the proof is of no other row."""
+    taken, source = captured("decoder", length=64, batch=16)
+    plan = compile_model(source, mesh="2", captured=taken, memory=2_700_000).plan
+    question = plan.certificate.question
+    assert question.temporaries and plan.certificate.gap < 0.01
+    assert not problems(plan)
+    for changed in (question.temporaries[1:], (*question.temporaries, question.temporaries[0]), ()):
+        assert problems(with_certificate(plan, question=replace(question, temporaries=changed)))
