@@ -33,7 +33,6 @@ class EdgeTables:
         self.prices = prices
         self.tables: list[IntArray] = []
         self._known: dict[Hashable, int] = {}
-        self._matrices: dict[Hashable, IntArray] = {}
 
     def matrix(
         self, source: Sequence[Layout], target: Sequence[Layout], dims: Dims, kind: TensorType, price: PriceKind
@@ -41,10 +40,7 @@ class EdgeTables:
         """[len(source), len(target)] ns of resharding."""
         rows, row_of = _unique(source)
         columns, column_of = _unique(target)
-        key = (rows, columns, dims, kind.dtype, price)
-        if key not in self._matrices:
-            self._matrices[key] = self.prices.reshard_table(rows, columns, dims, kind, price)
-        return self._matrices[key][np.ix_(row_of, column_of)]
+        return self.prices.reshard_table(rows, columns, dims, kind, price)[np.ix_(row_of, column_of)]
 
     def joint_matrix(
         self, source: Sequence[Layout], wanted: Sequence[Sequence[Layout]], dims: Dims, kind: TensorType,

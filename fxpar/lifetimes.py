@@ -15,6 +15,7 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
+from fxpar.edge_tables import moved
 from fxpar.layers import Classes
 from fxpar.modes import AGAIN, DROPPED, HELD, KEPT
 from fxpar.plans.layout import Layout
@@ -55,11 +56,8 @@ def pairs_allowed(
     early: Sequence[Layout], early_modes: Sequence[int], late: Sequence[Layout], late_modes: Sequence[int]
 ) -> IntArray:
     """[forward hub's states, backward hub's states]: 0 or FORBIDDEN."""
-    number: dict[Layout, int] = {}
-    f_layout = np.array([number.setdefault(lay, len(number)) for lay in early])[:, None]
-    b_layout = np.array([number.setdefault(lay, len(number)) for lay in late])[None, :]
     f, b = np.array(early_modes)[:, None], np.array(late_modes)[None, :] == HELD
-    equal = f_layout == b_layout
+    equal = ~moved(early, late)
     repeated = (f == KEPT) | (f == AGAIN)
     allowed = np.where(f == HELD, b & equal, np.where(repeated, b == equal, ~b))
     return np.where(allowed, 0, FORBIDDEN).astype(np.int64)

@@ -67,7 +67,7 @@ class _Replay:
     def __init__(self, local: LocalProgram, gradients: tuple[int, ...]) -> None:
         self.local, self.places = local, Places(local)
         root = self.root = self.places.root
-        self.sizes = [_bytes(kind) for kind in local.types]
+        self.sizes = [bytes_of(kind) for kind in local.types]
         self.gradients = [local.outputs[p] for p in gradients]
         self.fixed = {root[v] for v in (*local.inputs, *self.gradients)}
         self.uses: Counter[int] = Counter(root[v] for v in (*local.inputs, *local.outputs))
@@ -151,7 +151,7 @@ class _Replay:
         seen: set[int] = set()
         total = 0
         for value in self.gradients:
-            size, root = _bytes(self.local.types[value]), self.root[value]
+            size, root = bytes_of(self.local.types[value]), self.root[value]
             # parts of one bucket share its storage, each its own elements
             if not self.places.in_order(value) or (root in seen and self.sizes[root] == size):
                 total += size
@@ -188,7 +188,7 @@ def _workspace(step: AnyStep, local: LocalProgram) -> int:
     if not isinstance(step, OpStep) or not step.op.startswith("fxpar.experts"):
         return 0
     args = dict(zip(argument_names(step.op), step.args, strict=True))
-    return workspace_bytes(step.op, [_shape(local.types[v]) for v in step.operands], args)
+    return workspace_bytes(step.op, [shape_of(local.types[v]) for v in step.operands], args)
 
 
 class Places:
@@ -296,18 +296,20 @@ def _keeps_whole(step: LocalStep) -> bool:
     return step.kind == "slice" and step.outer == 1
 
 
-def _shape(kind: TensorType) -> TensorShape:
+def shape_of(kind: TensorType) -> TensorShape:
+    """A type as the cost model takes it."""
     return TensorShape(kind.shape, kind.dtype)
 
 
-def _bytes(kind: TensorType) -> int:
-    return tensor_bytes(_shape(kind))
+def bytes_of(kind: TensorType) -> int:
+    """Bytes of a tensor."""
+    return tensor_bytes(shape_of(kind))
 
 
 def _may_share(step: OpStep, local: LocalProgram) -> bool:
     # convolution, attention and experts need their arguments to be counted, and are no views
     if step.op.startswith(("aten.convolution", "fxpar.attention", "fxpar.experts")):
         return False
-    inputs = [_shape(local.types[v]) for v in step.operands]
-    outputs = [None if v < 0 else _shape(local.types[v]) for v in step.outputs]
+    inputs = [shape_of(local.types[v]) for v in step.operands]
+    outputs = [None if v < 0 else shape_of(local.types[v]) for v in step.outputs]
     return work_of(step.op, inputs, outputs, {}).kind == "view"

@@ -260,8 +260,7 @@ class Search:
             found, solution = self._attempt(name, formulation, candidates, what, begin, EXPLORED)
             begin = solution.start or begin
             if name == OWN and found is not None and found.fits and found.certificate.gap > self.request.gap:
-                candidates.append(found)
-                nearer, solution = self._attempt(name, formulation, candidates, what, begin)
+                nearer, solution = self._attempt(name, formulation, [*candidates, found], what, begin)
                 begin = solution.start or begin
                 found = nearer or found
             if found is None:

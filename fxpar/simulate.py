@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from fxpar.cost.compute import Work, compute_ns
-from fxpar.cost.op_work import TensorShape, tensor_bytes, work_of
+from fxpar.cost.op_work import TensorShape, work_of
 from fxpar.plans.plan import CollectiveTotal, Decisions, Prediction
-from fxpar.plans.program import Arg, Program, Ref, TensorType
+from fxpar.plans.program import Arg, Program, Ref
 from fxpar.prices import Prices
-from fxpar.replay_memory import gradient_positions, replay_memory
+from fxpar.replay_memory import bytes_of, gradient_positions, replay_memory, shape_of
 from fxpar.rules.factor_rule import argument_names
 from fxpar.runtime.local import CollectiveStep, LocalProgram, LocalStep, OpStep
 from fxpar.runtime.rewrite.passes import rewrite
@@ -113,9 +113,9 @@ def local_step_ns(step: OpStep | LocalStep, local: LocalProgram, prices: Prices)
     """Time of a step without communication."""
     if isinstance(step, LocalStep):
         kept = local.types[step.output]
-        return compute_ns(prices.cluster.device, Work("memory", 0, 2 * _bytes(kept), kept.dtype))
-    operands = tuple(_shape(local.types[v]) for v in step.operands)
-    outputs = tuple(None if v < 0 else _shape(local.types[v]) for v in step.outputs)
+        return compute_ns(prices.cluster.device, Work("memory", 0, 2 * bytes_of(kept), kept.dtype))
+    operands = tuple(shape_of(local.types[v]) for v in step.operands)
+    outputs = tuple(None if v < 0 else shape_of(local.types[v]) for v in step.outputs)
     plain = tuple(None if _refers(arg) else arg for arg in step.args)
     return _op_ns(prices, step.op, operands, outputs, plain)
 
@@ -133,14 +133,6 @@ def _op_ns(
     return compute_ns(prices.cluster.device, work)
 
 
-def _shape(kind: TensorType) -> TensorShape:
-    return TensorShape(kind.shape, kind.dtype)
-
-
-def _bytes(kind: TensorType) -> int:
-    return tensor_bytes(_shape(kind))
-
-
 @dataclass(frozen=True)
 class Static:
     """Bytes that live through the whole step: stored parameters and buffers, gradients, optimizer state."""
@@ -156,10 +148,10 @@ def replay_static(program: Program, local: LocalProgram, optimizer_bytes: Optimi
     for item, value in zip(program.inputs, local.inputs, strict=True):
         kind = local.types[value]
         if item.kind in ("parameter", "buffer"):
-            parameters += _bytes(kind)
+            parameters += bytes_of(kind)
         if item.kind == "parameter" and item.requires_grad:
             optimizer += optimizer_bytes(kind.dtype, item.name) * math.prod(kind.shape)
     for output, value in zip(program.outputs, local.outputs, strict=True):
         if output.kind == "gradient":
-            gradients += _bytes(local.types[value])
+            gradients += bytes_of(local.types[value])
     return Static(parameters, gradients, optimizer)

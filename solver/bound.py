@@ -4,7 +4,7 @@ Kolmogorov, "Convergent tree-reweighted message passing for energy minimization"
 variable and a link without changing any assignment's total, so the sum of the separate minima is a bound whatever the
 messages are. Every number is int64: rounding a message down only moves a little less, it never falsifies the bound.
 
-Costs are scaled by 2**shift to make that rounding harmless, and the memory row enters as a price per 64 KiB unit:
+Costs are scaled by 2**shift to make that rounding harmless, and the memory row enters as a price per memory unit:
 
     min (cost + price * (memory - budget))  <=  min cost subject to memory <= budget       for every price >= 0
 """
@@ -18,7 +18,7 @@ from fxpar.solver.graph import BLOCKED, Graph, IntArray
 from fxpar.solver.min_plus import MinPlus
 from fxpar.solver.problem import LARGEST_TOTAL_COST, largest_finite
 
-#: A price is an integer count of 1 / 2**PRICE_BITS scaled ns per 64 KiB unit.
+#: A price is an integer count of 1 / 2**PRICE_BITS scaled ns per memory unit.
 PRICE_BITS = 10
 
 #: No honest total, scaled and priced, reaches this: a bound that does shows that the forbidden pairs leave nothing.
@@ -75,7 +75,7 @@ class Scaled:
         return ceiling - scaled_minimum
 
     def rational(self, price: int) -> Fraction:
-        """The price in ns per 64 KiB unit."""
+        """The price in ns per memory unit."""
         return Fraction(price, 1 << (PRICE_BITS + self.shift))
 
 

@@ -22,6 +22,7 @@ import numpy as np
 
 from fxpar.solver.arcs import Arcs, all_states, arc_consistent
 from fxpar.solver.graph import BIG, Graph, IntArray, merge, restrict
+from fxpar.solver.min_plus import equal_rows
 from fxpar.solver.problem import Problem
 
 #: Payments at or above this (ns) are refused: sums of them must not overflow.
@@ -34,7 +35,7 @@ MOST_LINKS: int = 2**16
 class Proof:
     """What a bound rests on.
 
-    multiplier  ns per 64 KiB unit, the price of memory, >= 0.
+    multiplier  ns per memory unit, the price of memory, >= 0.
     quantum     ns, the unit of all payments, >= 1.
     payments    for every link of :func:`checkable_graph`, in order: what the states of its second end pay into it, a
                 count of quanta >= 0 per distinct column of its table, in order of first appearance.
@@ -103,10 +104,7 @@ def priced(graph: Graph, multiplier: Fraction) -> list[IntArray]:
 
 def distinct_columns(table: IntArray) -> IntArray:
     """Per column the number of its kind: equal columns are of one kind, numbered by first appearance."""
-    _, first, inverse = np.unique(table, axis=1, return_index=True, return_inverse=True)
-    number = np.empty(len(first), dtype=np.int64)
-    number[np.argsort(first, kind="stable")] = np.arange(len(first))
-    return np.asarray(number[inverse.reshape(-1)])
+    return equal_rows(table.T)[1]
 
 
 def ceiling(value: Fraction) -> int:

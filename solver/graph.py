@@ -38,7 +38,7 @@ class Graph:
     `states[v]` are the state numbers of the Problem that the entries of `costs[v]` stand for.
     `links_of[v]` are the positions of the links that touch v, in order. `constant`: ns that every assignment pays.
     `moved[u, v]`: what the pair costs beyond its link's table, a term per state of u and one per state of v, already in
-    `costs` (pairs without a link among them); pairs from which nothing was moved are left out.
+    `costs` (pairs without a link among them).
     """
 
     states: tuple[IntArray, ...]
@@ -61,7 +61,7 @@ class Graph:
         return total + sum(int(self.tables[link.table][choice[link.u], choice[link.v]]) for link in self.links)
 
     def weight(self, choice: Sequence[int]) -> int:
-        """Total memory in 64 KiB units."""
+        """Total memory in memory units."""
         return sum(int(memory[i]) for memory, i in zip(self.memory, choice, strict=True))
 
     def original(self, choice: Sequence[int]) -> tuple[int, ...]:

@@ -4,7 +4,7 @@
     subject to  sum_v memory_v[x_v] <= budget            (when a budget is given)
                 no chosen state and no chosen pair is FORBIDDEN
 
-Costs are int64 nanoseconds, memory is int64 units of 64 KiB; both already multiplied by how often a class of tied
+Costs are int64 nanoseconds, memory is int64 units of the caller's; both already multiplied by how often a class of tied
 variables occurs. Nothing in this package knows what a variable stands for.
 """
 
@@ -22,13 +22,13 @@ FORBIDDEN: int = int(np.iinfo(np.int64).max // 4)
 #: The sum of the largest finite costs must stay below this, so that int64 sums of costs and messages never overflow.
 LARGEST_TOTAL_COST: int = 2**53
 
-#: The sum of the largest memories must stay below this (units of 64 KiB: 4 EiB).
+#: The sum of the largest memories must stay below this (4 EiB in units of 64 KiB).
 LARGEST_TOTAL_MEMORY: int = 2**46
 
 
 @dataclass(frozen=True, eq=False)
 class Variable:
-    """One variable: `costs` [states] in ns and `memory` [states] in 64 KiB units, both int64."""
+    """One variable: `costs` [states] in ns and `memory` [states] in memory units, both int64."""
 
     name: str
     costs: IntArray
@@ -51,7 +51,7 @@ class Edge:
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """Variables, pair costs over shared tables, and at most one memory row (`budget` in 64 KiB units, None: no row)."""
+    """Variables, pair costs over shared tables, and at most one memory row (`budget` in memory units, None: no row)."""
 
     variables: tuple[Variable, ...]
     edges: tuple[Edge, ...]
@@ -75,7 +75,7 @@ class Problem:
         return total
 
     def memory(self, assignment: Sequence[int]) -> int:
-        """Total memory in 64 KiB units."""
+        """Total memory in memory units."""
         self._check_length(assignment)
         return sum(int(variable.memory[state]) for variable, state in zip(self.variables, assignment, strict=True))
 

@@ -10,7 +10,6 @@ from fxpar.solver.bound import PRICE_BITS, Messages, Passing, Scaled, no_message
 from fxpar.solver.certificate import Proof, bound_of, checkable_graph, payments_of
 from fxpar.solver.graph import Graph, IntArray
 from fxpar.solver.problem import Problem
-from fxpar.solver.warm import Start, resumed
 
 #: Sweeps at most, and how many that gain less than 1 / GAIN of the bound end them.
 SWEEPS = 200
@@ -21,25 +20,21 @@ ROUNDING = 20_000
 
 
 def prove(
-    problem: Problem, multiplier: Fraction, *, at_most: int | None = None, sweeps: int = SWEEPS,
-    start: Start | None = None,
+    problem: Problem, multiplier: Fraction, *, at_most: int | None = None, sweeps: int = SWEEPS
 ) -> tuple[Proof, int] | None:
     """A proof for a validated problem and the bound in ns that it proves, as a checker will count it; None when
     forbidden pairs leave nothing to bound.
 
-    multiplier: ns per 64 KiB unit. at_most: ns; a bound that reaches it is good enough. sweeps: effort. start: messages
-    to begin with, of variables in the order of the problem.
+    multiplier: ns per memory unit. at_most: ns; a bound that reaches it is good enough. sweeps: effort.
     """
     graph = checkable_graph(problem)
     if graph is None:
         return None
-    proof = prove_graph(graph, multiplier, at_most=at_most, sweeps=sweeps, start=start)
+    proof = prove_graph(graph, multiplier, at_most=at_most, sweeps=sweeps)
     return proof, bound_of(graph, proof)
 
 
-def prove_graph(
-    graph: Graph, multiplier: Fraction, *, at_most: int | None = None, sweeps: int = SWEEPS, start: Start | None = None
-) -> Proof:
+def prove_graph(graph: Graph, multiplier: Fraction, *, at_most: int | None = None, sweeps: int = SWEEPS) -> Proof:
     """:func:`prove` on a problem's :func:`~fxpar.solver.certificate.checkable_graph`."""
     scaled = scale(graph)
     price = 0 if graph.budget is None else int(multiplier * (1 << (PRICE_BITS + scaled.shift)))
@@ -48,8 +43,6 @@ def prove_graph(
     passing = Passing(scaled, no_messages(graph))
     best, messages = scaled.true_bound(0, price), passing.messages
     stalled = 0
-    if start is not None:
-        resumed(scaled, passing, start, costs)
     for _ in range(sweeps):
         bound = scaled.true_bound(passing.sweep(costs), price)
         if passing.diverged:

@@ -22,7 +22,7 @@ def random_assignment(problem: Problem, seed: int, *, budget: int | None = None)
     """An assignment without forbidden states and pairs; the same seed gives the same one.
 
     Variables are taken in random order, each gets a random state among those that the earlier ones leave possible.
-    budget: 64 KiB units the assignment must fit; None ignores memory, the problem's own budget too.
+    budget: memory units the assignment must fit; None ignores memory, the problem's own budget too.
     Raises ValueError if there is no such assignment, or the exact solver's limit is reached before one is found.
     """
     problem.validate()

@@ -24,12 +24,12 @@ class Solution:
     assignment  one state per variable, or None.
     cost        ns, a recount of `assignment`; None without one.
     bound       ns; no feasible assignment costs less. Meaningless (0) when INFEASIBLE.
-    memory      64 KiB units used by `assignment`; None without one.
+    memory      memory units used by `assignment`; None without one.
     gap         (cost - bound) / cost, None without an assignment.
-    multiplier  ns per 64 KiB unit: the price of memory at which the bound was found; 0 when the row does not bind.
-    start       messages for the next solve or proof of this problem, or of one that differs in budget, memory or, a
+    multiplier  ns per memory unit: the price of memory at which the bound was found; 0 when the row does not bind.
+    start       messages for the next solve of this problem, or of one that differs in budget, memory or, a
                 little, in cost; None where no messages were passed.
-    min_memory  the smallest memory found, in 64 KiB units, where nothing fitting the budget was found; else None.
+    min_memory  the smallest memory found, in memory units, where nothing fitting the budget was found; else None.
     """
 
     status: Status

@@ -218,7 +218,7 @@ class _Run:
         return True
 
     def find_small_memory(self) -> int:
-        """Looks for the assignment of least memory, and returns a lower bound on it in 64 KiB units."""
+        """Looks for the assignment of least memory, and returns a lower bound on it in memory units."""
         solution = solve(_memory_problem(self.problem), gap=0.0, effort=self.effort)
         if solution.assignment is not None:
             self.offer(solution.assignment)
