@@ -9,11 +9,11 @@ they do not travel as they are, the library fills a second one, results are cut 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from fxpar.runtime.local import CollectiveStep, Cut, Halo, LocalProgram, Swap, dtype_bytes
+from fxpar.runtime.local import CollectiveStep, Cut, Geometry, Halo, LocalProgram, Swap, dtype_bytes
 from fxpar.runtime.packing import exchange_sizes, halo_sizes
 
 
@@ -38,45 +38,68 @@ class Buffers:
     holds: bool = False
 
 
-def collective_buffers(step: CollectiveStep, local: LocalProgram, contiguous: Sequence[bool]) -> Buffers:
+def collective_buffers(
+    step: CollectiveStep, local: LocalProgram, contiguous: Sequence[bool],
+    copied: Callable[[int, tuple[int, ...]], bool],
+) -> Buffers:
     """Buffers of a step of ``local``.
 
     Args:
         contiguous: per operand, whether its elements lie in order without gaps.
+        copied: (operand, shape) -> whether seeing a local value in that shape takes a copy.
     """
     element, me = dtype_bytes(step.dtype), local.coords[step.axis]
     sizes = [prod(local.types[v].shape) for v in step.values]
     # a copy in order is made of what is not
     moved = [0 if row else size for size, row in zip(sizes, contiguous, strict=True)]
+    # another only where it cannot be seen as its geometry does (a reduction of whole tensors has none)
+    seen = [size if copied(value, _view(geometry, step, me)) else 0
+            for geometry, value, size in zip(step.geometries, step.values, sizes, strict=False)]
     cuts = [g for g in step.geometries if isinstance(g, Cut)]
     if step.kind == "all_reduce":
         total = sum(sizes)
         found = Buffers(total + sum(moved), 0, total, (True,) * len(sizes))
     elif step.kind == "all_gather":
-        found = _gathered(cuts, moved, me)
+        found = _gathered(cuts, moved, seen)
     elif step.kind == "reduce_scatter":
-        found = _scattered(cuts, moved, me)
+        found = _scattered(cuts, moved, seen, me)
     elif step.kind == "all_to_all":
         swap = step.geometries[0]
         assert isinstance(swap, Swap)
-        found = _exchanged(swap, sizes[0], moved[0], me)
+        found = _exchanged(swap, sizes[0], seen[0], me)
     else:
         halo = step.geometries[0]
         assert isinstance(halo, Halo)
         given, taken = map(sum, halo_sizes(halo, me, step.kind == "halo_sum"))
         rows = given if halo.outer > 1 else 0
-        starting = max(moved[0] + rows + given, given + taken)
-        found = Buffers(starting, given, taken, (False,), moved[0], holds=True)
+        starting = max(seen[0] + rows + given, given + taken)
+        found = Buffers(starting, given, taken, (False,), seen[0], holds=True)
     return Buffers(found.starting * element, found.sent * element, found.received * element, found.shared,
                    found.finishing * element, found.holds)
 
 
-def _gathered(cuts: Sequence[Cut], moved: Sequence[int], me: int) -> Buffers:
+def _view(geometry: Geometry, step: CollectiveStep, me: int) -> tuple[int, ...]:
+    """The shape in which a geometry sees an operand, as ``fxpar.runtime.packing`` does."""
+    match geometry:
+        case Cut():
+            size = geometry.lengths[me] if step.kind == "all_gather" else sum(geometry.lengths)
+            return geometry.outer, size, geometry.inner
+        case Swap():
+            mine, whole = geometry.joined[me], sum(geometry.cut)
+            first, second = (mine, whole) if geometry.joined_first else (whole, mine)
+            return geometry.outer, first, geometry.middle, second, geometry.inner
+        case Halo():
+            window = geometry.ends[me] - geometry.starts[me]
+            return geometry.outer, window if step.kind == "halo_sum" else geometry.lengths[me], geometry.inner
+
+
+def _gathered(cuts: Sequence[Cut], moved: Sequence[int], seen: Sequence[int]) -> Buffers:
     padded = [cut.outer * max(cut.lengths) * cut.inner for cut in cuts]
     received = len(cuts[0].lengths) * sum(padded)
-    short = [cut.lengths[me] < max(cut.lengths) for cut in cuts]
+    # ranks with a short piece pad a copy of it: they are the ones who hold more, also where this rank's is not short
+    short = [min(cut.lengths) < max(cut.lengths) for cut in cuts]
     own = [p if s else m for p, s, m in zip(padded, short, moved, strict=True)]
-    passing = max((m for m, s in zip(moved, short, strict=True) if s), default=0)
+    passing = max((c for c, s in zip(seen, short, strict=True) if s), default=0)
     if len(cuts) == 1:
         cut = cuts[0]
         in_order = cut.outer == 1 and len(set(cut.lengths)) == 1
@@ -85,12 +108,12 @@ def _gathered(cuts: Sequence[Cut], moved: Sequence[int], me: int) -> Buffers:
     return Buffers(max(sum(own) + max(passing, row), row + received), row, received, (False,) * len(cuts))
 
 
-def _scattered(cuts: Sequence[Cut], moved: Sequence[int], me: int) -> Buffers:
+def _scattered(cuts: Sequence[Cut], moved: Sequence[int], seen: Sequence[int], me: int) -> Buffers:
     pieces = [cut.outer * max(cut.lengths) * cut.inner for cut in cuts]
     peers, received = len(cuts[0].lengths), sum(pieces)
     in_order = [cut.outer == 1 and len(set(cut.lengths)) == 1 for cut in cuts]
     own = [m if o else peers * p for m, o, p in zip(moved, in_order, pieces, strict=True)]
-    passing = max((m for m, o in zip(moved, in_order, strict=True) if not o), default=0)
+    passing = max((c for c, o in zip(seen, in_order, strict=True) if not o), default=0)
     shared = tuple(cut.outer == 1 or cut.lengths[me] == max(cut.lengths) for cut in cuts)
     if len(cuts) == 1:
         return Buffers(own[0] + max(passing, received), own[0], received, shared, holds=not own[0])

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import combinations
 from typing import NamedTuple
 
 import torch
@@ -54,7 +55,11 @@ def replay_memory(local: LocalProgram, gradients: tuple[int, ...]) -> Memory:
     Args:
         gradients: positions of the gradients among the outputs.
     """
-    return _Replay(local, gradients).run()
+    # where a pending sum is made of one tensor, ranks make zeros or keep it, with all that it is a view of: on every
+    # axis either may hold more
+    axes = sorted({step.axis for step in local.steps if isinstance(step, LocalStep) and step.kind == "to_partial"})
+    kept = (frozenset(some) for count in range(len(axes) + 1) for some in combinations(axes, count))
+    return max((_Replay(local, gradients, some).run() for some in kept), key=lambda found: found.peak)
 
 
 class _Replay:
@@ -64,8 +69,8 @@ class _Replay:
     the program ends.
     """
 
-    def __init__(self, local: LocalProgram, gradients: tuple[int, ...]) -> None:
-        self.local, self.places = local, Places(local)
+    def __init__(self, local: LocalProgram, gradients: tuple[int, ...], keeping: frozenset[int]) -> None:
+        self.local, self.places = local, Places(local, keeping)
         root = self.root = self.places.root
         self.sizes = [bytes_of(kind) for kind in local.types]
         self.gradients = [local.outputs[p] for p in gradients]
@@ -195,14 +200,17 @@ class Places:
     """Where the values of a local program lie.
 
     Views are made of meta tensors, strides and all: a reshape of a transposed value is a copy, as it is when it runs.
-    What any other op makes counts as contiguous.
+    So is what other ops make of operands that do not lie in order: elementwise ops keep the order of their operands.
+    What is made of operands in order is in order.
+
+    ``keeping``: axes on which the rank keeps the tensors that pending sums are made of; other ranks make zeros.
 
     Attributes:
         root: per local value, the value whose storage it shares (itself when it owns it).
         buffers: of every collective, by its first result.
     """
 
-    def __init__(self, local: LocalProgram) -> None:
+    def __init__(self, local: LocalProgram, keeping: frozenset[int] = frozenset()) -> None:
         self.local = local
         self.root = list(range(len(local.types)))
         self.buffers: dict[int, Buffers] = {}
@@ -211,10 +219,17 @@ class Places:
             if isinstance(step, OpStep):
                 self._op(step)
             elif isinstance(step, LocalStep):
-                if _keeps_whole(step) and self.in_order(step.value):
-                    self.root[step.output] = self.root[step.value]
+                if step.kind == "to_partial":
+                    self._strided[step.output] = self.lies(step.value)
+                    if step.axis in keeping:
+                        self.root[step.output] = self.root[step.value]
+                elif step.kind == "slice" and step.outer == 1 and self.in_order(step.value):
+                    self.root[step.output] = self.root[step.value]  # a chunk of the outer dim is a view
             else:
-                buffers = collective_buffers(step, local, [self.in_order(v) for v in step.values])
+                buffers = collective_buffers(
+                    step, local, [self.in_order(v) for v in step.values],
+                    lambda value, shape: _copied(self.lies(value), shape),
+                )
                 self.buffers[step.outputs[0]] = buffers
                 joined = [v for v, shared in zip(step.outputs, buffers.shared, strict=True) if shared]
                 for value in joined:
@@ -233,7 +248,7 @@ class Places:
         return found is None or found.in_order
 
     def _op(self, step: OpStep) -> None:
-        if not step.operands or not _may_share(step, self.local):
+        if not step.operands or not (_may_share(step, self.local) or self._keeps_order(step)):
             return
         numbers: dict[int, Arg] = {v: Ref(i) for i, v in enumerate(step.operands)}
         args = tuple(map_refs(arg, numbers) for arg in step.args)
@@ -243,6 +258,10 @@ class Places:
                 self._strided[value] = result
                 if shares:
                     self.root[value] = self.root[step.operands[0]]
+
+    def _keeps_order(self, step: OpStep) -> bool:
+        """True when results may lie otherwise than in order, as an operand does."""
+        return not _needs_arguments(step) and not all(map(self.in_order, step.operands))
 
 
 def storage_roots(local: LocalProgram) -> list[int]:
@@ -273,6 +292,13 @@ def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=20_000)
+def _copied(operand: _Strided, shape: tuple[int, ...]) -> bool:
+    """Whether a reshape takes a copy."""
+    given = torch.empty_strided(operand.shape, operand.stride, dtype=torch_dtype(operand.dtype), device="meta")
+    return not (seen := given.reshape(shape))._is_view() and seen is not given
+
+
+@lru_cache(maxsize=20_000)
 def _viewed(op: str, args: tuple[Arg, ...], operands: tuple[_Strided, ...], count: int) -> list[tuple[_Strided, bool]]:
     """Per result of a view: how it lies, and whether it shares the first operand's storage."""
     given = {
@@ -290,12 +316,6 @@ def _viewed(op: str, args: tuple[Arg, ...], operands: tuple[_Strided, ...], coun
     return found
 
 
-def _keeps_whole(step: LocalStep) -> bool:
-    """A chunk of the outer dim is a view of what it was cut from. A summand is one on the rank that keeps it; the other
-    ranks make zeros, and it is they who hold the most."""
-    return step.kind == "slice" and step.outer == 1
-
-
 def shape_of(kind: TensorType) -> TensorShape:
     """A type as the cost model takes it."""
     return TensorShape(kind.shape, kind.dtype)
@@ -307,9 +327,13 @@ def bytes_of(kind: TensorType) -> int:
 
 
 def _may_share(step: OpStep, local: LocalProgram) -> bool:
-    # convolution, attention and experts need their arguments to be counted, and are no views
-    if step.op.startswith(("aten.convolution", "fxpar.attention", "fxpar.experts")):
+    if _needs_arguments(step):
         return False
     inputs = [shape_of(local.types[v]) for v in step.operands]
     outputs = [None if v < 0 else shape_of(local.types[v]) for v in step.outputs]
     return work_of(step.op, inputs, outputs, {}).kind == "view"
+
+
+def _needs_arguments(step: OpStep) -> bool:
+    """Convolution, attention and experts: they need their arguments to be counted, and are no views."""
+    return step.op.startswith(("aten.convolution", "fxpar.attention", "fxpar.experts"))
