@@ -22,7 +22,7 @@ from fxpar.cost.op_work import TensorShape, tensor_bytes, work_of, workspace_byt
 from fxpar.plans.program import Arg, Program, Ref, TensorType, map_refs
 from fxpar.rules.factor_rule import argument_names
 from fxpar.runtime.interpret import operator_of
-from fxpar.runtime.local import AnyStep, CollectiveStep, LocalProgram, LocalStep, OpStep, torch_dtype
+from fxpar.runtime.local import AddStep, AnyStep, CollectiveStep, LocalProgram, LocalStep, OpStep, torch_dtype
 from fxpar.runtime.op_call import call_arguments, results
 
 META = torch.device("meta")
@@ -218,6 +218,8 @@ class Places:
         for step in local.steps:
             if isinstance(step, OpStep):
                 self._op(step)
+            elif isinstance(step, AddStep):
+                self.root[step.output] = self.root[step.total]
             elif isinstance(step, LocalStep):
                 if step.kind == "to_partial":
                     self._strided[step.output] = self.lies(step.value)

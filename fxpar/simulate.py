@@ -21,7 +21,7 @@ from fxpar.plans.program import Arg, Program, Ref
 from fxpar.prices import Prices
 from fxpar.replay_memory import bytes_of, gradient_positions, replay_memory, shape_of
 from fxpar.rules.factor_rule import argument_names
-from fxpar.runtime.local import CollectiveStep, LocalProgram, LocalStep, OpStep
+from fxpar.runtime.local import AddStep, CollectiveStep, LocalProgram, LocalStep, OpStep
 from fxpar.runtime.rewrite.passes import rewrite
 
 OptimizerBytes = Callable[[str, str], int]
@@ -109,11 +109,14 @@ def replay_time(local: LocalProgram, prices: Prices) -> Timeline:
     return Timeline(end, busy, communication, totals)
 
 
-def local_step_ns(step: OpStep | LocalStep, local: LocalProgram, prices: Prices) -> int:
+def local_step_ns(step: OpStep | LocalStep | AddStep, local: LocalProgram, prices: Prices) -> int:
     """Time of a step without communication."""
     if isinstance(step, LocalStep):
         kept = local.types[step.output]
         return compute_ns(prices.cluster.device, Work("memory", 0, 2 * bytes_of(kept), kept.dtype))
+    if isinstance(step, AddStep):
+        added = local.types[step.output]
+        return compute_ns(prices.cluster.device, Work("memory", 0, 3 * bytes_of(added), added.dtype))
     operands = tuple(shape_of(local.types[v]) for v in step.operands)
     outputs = tuple(None if v < 0 else shape_of(local.types[v]) for v in step.outputs)
     plain = tuple(None if _refers(arg) else arg for arg in step.args)

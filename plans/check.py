@@ -9,11 +9,12 @@ from fxpar.plans.dtypes import DTYPE_BYTES
 from fxpar.plans.errors import PlanFileError
 from fxpar.plans.layout import Dims, Layout, Partial, global_shape, layout_text, valid_layout
 from fxpar.plans.lifetimes import reuse_problems
-from fxpar.plans.plan import Plan
-from fxpar.plans.program import Arg, Dtype, Input, Program, node_inputs
+from fxpar.plans.plan import Decisions, Plan
+from fxpar.plans.program import Arg, Dtype, Input, Program, node_inputs, whole_type
 
 MAX_RANKS = 2**20
 MAX_BYTES = 2**60
+MAX_MICROBATCHES = 2**16
 
 
 def check_plan(plan: Plan, *, where: str = "") -> None:
@@ -60,7 +61,37 @@ def plan_problems(plan: Plan) -> Iterator[str]:
         if not 0 <= index < len(program.nodes) or program.nodes[index].phase != "forward":
             yield f"recompute names node {index}, which is no forward node"
     yield from reuse_problems(program, decisions)
+    yield from _time_problems(program, decisions)
     yield from _certificate_problems(plan)
+
+
+def _time_problems(program: Program, decisions: Decisions) -> Iterator[str]:
+    """What does not fit of how a program repeats, and of decisions that only make sense where it does."""
+    time = program.time
+    for position in decisions.reduce_each:
+        if time is None or not 0 <= position < len(program.outputs) or program.outputs[position].kind != "gradient":
+            yield f"reduce_each names output {position}, which is no gradient of a program that repeats"
+    for position in decisions.held:
+        if time is None or not 0 <= position < len(program.inputs) or program.inputs[position].kind != "parameter":
+            yield f"held names input {position}, which is no parameter of a program that repeats"
+    if time is None:
+        return
+    if not 1 <= time.count <= MAX_MICROBATCHES:
+        yield f"{time.count} microbatches"
+    if len(time.inputs) != len(program.inputs) or len(time.outputs) != len(program.outputs):
+        yield (f"{len(time.inputs)} inputs and {len(time.outputs)} outputs repeat of "
+               f"{len(program.inputs)} and {len(program.outputs)}")
+        return
+    for index in time.once:
+        if not 0 <= index < len(program.nodes) or program.nodes[index].phase != "forward":
+            yield f"node {index} runs once, but is no forward node"
+    for item, cut in zip(program.inputs, time.inputs, strict=True):
+        rank = len(program.types[item.value].shape)
+        if not -1 <= cut < rank or (cut >= 0 and item.kind not in ("input", "constant")):
+            yield f"microbatches of {item.kind} {item.name} are cut along dim {cut} of {rank}"
+    for output, join in zip(program.outputs, time.outputs, strict=True):
+        if isinstance(join, int) and not 0 <= join < len(program.types[output.value].shape):
+            yield f"microbatches of output {output.name} are joined along dim {join}"
 
 
 def _certificate_problems(plan: Plan) -> Iterator[str]:
@@ -159,21 +190,22 @@ def _constant_problems(program: Program) -> Iterator[str]:
         if size != len(constant.data) or any(n < 0 for n in constant.type.shape):
             yield f"constant {index} of type {constant.type} has {len(constant.data)} bytes"
     numbers = {str(index): constant for index, constant in enumerate(program.constants)}
-    for item in program.inputs:
+    for position, item in enumerate(program.inputs):
         if item.kind == "constant":
             if item.name not in numbers:
                 yield f"constant {item.name[:20]} is not in the file"
-            elif numbers[item.name].type != program.types[item.value]:
-                yield f"constant {item.name} is {numbers[item.name].type}, not {program.types[item.value]}"
+            elif numbers[item.name].type != (kind := whole_type(program, position)):
+                yield f"constant {item.name} is {numbers[item.name].type}, not {kind}"
 
 
 def _name_problems(program: Program) -> Iterator[str]:
-    """Names that two inputs have."""
-    seen: set[tuple[bool, str]] = set()
-    for item in program.inputs:
+    """Names that two inputs have. One and the same input may be read whole and, apart, cut in time."""
+    seen: set[tuple[bool, bool, str]] = set()
+    cuts = program.time.inputs if program.time is not None else ()
+    for position, item in enumerate(program.inputs):
         if item.kind in ("parameter", "buffer", "input"):
             for name in (item.name, *item.ties):
-                key = (item.kind == "input", name)
+                key = (item.kind == "input", position < len(cuts) and cuts[position] >= 0, name)
                 if key in seen:
                     yield f"{item.kind} {name} is there twice"
                 seen.add(key)

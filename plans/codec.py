@@ -21,9 +21,11 @@ from fxpar.plans.errors import PlanFileError
 from fxpar.plans.layout import Dims, Layout
 from fxpar.plans.mesh import Mesh
 from fxpar.plans.plan import FORMAT_VERSION, Candidate, Certificate, Decisions, Fingerprint, Plan, Prediction
-from fxpar.plans.program import Arg, Constant, Input, Node, Output, Program, TensorType
+from fxpar.plans.program import Arg, Constant, Input, Microbatches, Node, Output, Program, TensorType
 
 MAGIC = "fxpar-plan"
+READABLE = (2, FORMAT_VERSION)
+"""Format versions that load: what version 3 added (microbatches) is left at its defaults."""
 MAX_FILE_BYTES = 256 * 2**20
 MAX_DEPTH = 64
 MAX_STRING = 4096
@@ -72,6 +74,9 @@ class Wire(msgspec.Struct, frozen=True):
     fingerprint: Fingerprint
     provenance: tuple[tuple[str, str], ...]
     reserve_bytes: int = 0
+    time: Microbatches | None = None
+    reduce_each: tuple[int, ...] = ()
+    held: tuple[int, ...] = ()
 
 
 def _intern(items: Iterable[T]) -> tuple[tuple[T, ...], dict[T, int]]:
@@ -99,7 +104,8 @@ def to_wire(plan: Plan) -> Wire:
         tuple((o, layout_of[lay]) for o, lay in zip(program.outputs, decisions.outputs, strict=True)),
         program.constants, program.baked, program.call, program.structure, decisions.mesh, decisions.recompute,
         decisions.reuse, plan.cluster, plan.memory_bytes, plan.prediction, plan.candidates, plan.certificate,
-        plan.fingerprint, plan.provenance, plan.reserve_bytes,
+        plan.fingerprint, plan.provenance, plan.reserve_bytes, program.time, decisions.reduce_each,
+        decisions.held,
     )
 
 
@@ -125,14 +131,14 @@ def from_wire(wire: Wire) -> Plan:
         ),
         outputs=tuple(o for o, _ in wire.outputs),
         dims=tuple(pick(wire.dims, d, "dims") for _, d in wire.values),
-        constants=wire.constants, baked=wire.baked, call=wire.call, structure=wire.structure,
+        constants=wire.constants, baked=wire.baked, call=wire.call, structure=wire.structure, time=wire.time,
     )
     decisions = Decisions(
         wire.mesh,
         tuple(pick(wire.choices, n.choice, "choice") for n in wire.nodes),
         tuple(pick(wire.layouts, lay, "layout") for _, lay in wire.inputs),
         tuple(pick(wire.layouts, lay, "layout") for _, lay in wire.outputs),
-        wire.recompute, wire.reuse,
+        wire.recompute, wire.reuse, wire.reduce_each, wire.held,
     )
     return Plan(program, decisions, wire.cluster, wire.memory_bytes, wire.prediction, wire.candidates,
                 wire.certificate, wire.fingerprint, wire.provenance, wire.reserve_bytes)
@@ -172,9 +178,9 @@ def decode(data: bytes, *, where: str = "", sha256: str | None = None) -> Plan:
     if not (isinstance(outer, list) and len(outer) == 4 and outer[0] == MAGIC):
         raise refuse("no fxpar-plan header", "this is not a plan file")
     _, version, digest, payload = outer
-    if type(version) is not int or version != FORMAT_VERSION:  # True equals 1
+    if type(version) is not int or version not in READABLE:  # True equals 1
         raise PlanFileError(f"plan format {version!r} is not known", where=where,
-                            numbers=f"this fxpar reads format {FORMAT_VERSION}",
+                            numbers=f"this fxpar reads formats {', '.join(map(str, READABLE))}",
                             way_out="compile the plan again with this fxpar")
     if not isinstance(payload, bytes) or hashlib.sha256(payload).digest() != digest:
         raise refuse("its checksum does not match its contents")
@@ -222,7 +228,10 @@ def _check_plain(root: Any) -> None:
 
 def program_digest(program: Program) -> str:
     """sha256 of the program's content (dims included)."""
-    return hashlib.sha256(msgspec.msgpack.encode(program, order="deterministic")).hexdigest()
+    content = msgspec.structs.asdict(program)
+    if program.time is None:
+        del content["time"]  # the digest that format 2 gave the program
+    return hashlib.sha256(msgspec.msgpack.encode(content)).hexdigest()
 
 
 def read_plan(path: str | Path, *, sha256: str | None = None) -> Plan:

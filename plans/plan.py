@@ -10,7 +10,7 @@ from fxpar.plans.layout import Layout
 from fxpar.plans.mesh import Mesh
 from fxpar.plans.program import Program
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 ASKED_FOR = "asked for "
 """Begins the provenance keys of the constraints a plan was made under; the value is as on the command line."""
 NO_RULE = "no rule: "
@@ -25,6 +25,10 @@ class Decisions(msgspec.Struct, frozen=True):
     ``recompute``: forward nodes that backward runs again instead of keeping their results.
     ``reuse``: backward hubs, in order, that read the copy the forward hub of the same value made, instead of making
     their own (see ``fxpar.plans.lifetimes``).
+    ``reduce_each``: of a program that repeats in time, the outputs (positions, gradients) that are brought into their
+    layout after every microbatch, and added up there (ZeRO-2); the others are added up as backward leaves them and
+    brought there once, at the end of the step. ``held``: inputs (positions, parameters) whose gathered, cast and
+    otherwise derived copies are made once a step and live through all microbatches; else each microbatch makes them.
     """
 
     mesh: Mesh
@@ -33,6 +37,8 @@ class Decisions(msgspec.Struct, frozen=True):
     outputs: tuple[Layout, ...]
     recompute: tuple[int, ...] = ()
     reuse: tuple[int, ...] = ()
+    reduce_each: tuple[int, ...] = ()
+    held: tuple[int, ...] = ()
 
 
 class CollectiveTotal(msgspec.Struct, frozen=True, array_like=True):

@@ -95,6 +95,28 @@ class Constant(msgspec.Struct, frozen=True, array_like=True):
     data: bytes
 
 
+Join: TypeAlias = int | Literal["sum", "mean", "same", "chain"]
+"""How the results of all microbatches become the step's: concatenated along a dim (its number), added up, averaged,
+equal in all of them, or the last one, each microbatch having begun with what the one before it left (a buffer)."""
+
+
+class Microbatches(msgspec.Struct, frozen=True):
+    """A program that is run ``count`` times in a step, each time on a part of the batch.
+
+    Types and dims of the program are those of ONE microbatch. ``semantics``: "exact": loss and gradients are those of
+    the whole batch; "accumulate": each microbatch is a batch of its own, and loss and gradients are their means.
+    ``once``: nodes that run once a step, before the first microbatch, on whole inputs. ``inputs``: per program input
+    the dim along which its microbatches are cut, -1 for one that every microbatch reads whole. ``outputs``: per
+    program output how its microbatches join. A ``seed`` input is int64 ``[seed, number of the microbatch]``.
+    """
+
+    count: int
+    semantics: Literal["exact", "accumulate"]
+    once: tuple[int, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[Join, ...]
+
+
 class Program(msgspec.Struct, frozen=True):
     """The whole joint graph.
 
@@ -103,6 +125,7 @@ class Program(msgspec.Struct, frozen=True):
     ``call`` lists the parameter names of the user's forward in order (for positional calls);
     ``structure`` is the output structure: nested ("dict", keys, children...) / ("list"|"tuple", children...) /
     ("object", class name, keys, children...) / ("value", output index) / ("const", literal).
+    ``time``: how the program repeats within a step, None for one that runs once on the whole batch.
     """
 
     types: tuple[TensorType, ...]
@@ -114,6 +137,12 @@ class Program(msgspec.Struct, frozen=True):
     baked: tuple[tuple[str, str], ...] = ()
     call: tuple[str, ...] = ()
     structure: Arg = None
+    time: Microbatches | None = None
+
+    @property
+    def microbatches(self) -> int:
+        """How often a step runs the program."""
+        return 1 if self.time is None else self.time.count
 
 
 def refs(arg: Arg) -> Iterator[int]:
@@ -152,3 +181,14 @@ def consumers(program: Program) -> list[list[int]]:
         for value in dict.fromkeys(node_inputs(node)):
             users[value].append(index)
     return users
+
+
+def whole_type(program: Program, position: int) -> TensorType:
+    """Type of the program input at ``position`` for the whole batch: of one that is cut in time, all microbatches."""
+    kind = program.types[program.inputs[position].value]
+    cuts = program.time.inputs if program.time is not None else ()
+    if not (position < len(cuts) and 0 <= cuts[position] < len(kind.shape)):
+        return kind
+    dim = cuts[position]
+    size = kind.shape[dim] * program.microbatches
+    return TensorType((*kind.shape[:dim], size, *kind.shape[dim + 1 :]), kind.dtype)

@@ -140,3 +140,8 @@ def take_slice(tensor: torch.Tensor, outer: int, start: int, length: int, inner:
 def zeros_alike(tensor: torch.Tensor) -> torch.Tensor:
     """The summand of a rank that adds nothing."""
     return torch.zeros_like(tensor)
+
+
+def add_in_place(total: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """The total, one summand further."""
+    return total.add_(tensor)

@@ -22,7 +22,7 @@ from fxpar.plans.program import Program
 from fxpar.runtime import collectives as comm
 from fxpar.runtime.groups import MeshGroups
 from fxpar.runtime.interpret import operator_of
-from fxpar.runtime.local import CollectiveStep, Cut, Halo, LocalProgram, LocalStep, OpStep, Swap
+from fxpar.runtime.local import AddStep, CollectiveStep, Cut, Halo, LocalProgram, LocalStep, OpStep, Swap
 from fxpar.runtime.op_call import call_arguments
 from fxpar.runtime.rewrite.partition import Halves, partition
 
@@ -80,6 +80,9 @@ class _Writer:
                 self.op(step)
             elif isinstance(step, LocalStep):
                 self.local_step(step)
+            elif isinstance(step, AddStep):
+                total = self.value(step.total)
+                self.known[step.output] = self.call(comm.add_in_place, total, self.value(step.value))
             else:
                 self.collective(step)
         self.graph.output(tuple(self.value(v) for v in self.local.outputs))

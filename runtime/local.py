@@ -149,7 +149,25 @@ class LocalStep:
         return (self.output,)
 
 
-AnyStep: TypeAlias = OpStep | CollectiveStep | LocalStep
+@dataclass(frozen=True)
+class AddStep:
+    """``value`` is added to ``total`` in place; ``output`` names the total from then on."""
+
+    total: int
+    value: int
+    output: int
+    phase: Phase
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        return (self.total, self.value)
+
+    @property
+    def writes(self) -> tuple[int, ...]:
+        return (self.output,)
+
+
+AnyStep: TypeAlias = OpStep | CollectiveStep | LocalStep | AddStep
 
 
 @dataclass(frozen=True)

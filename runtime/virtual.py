@@ -17,7 +17,7 @@ from fxpar.plans.mesh import Mesh
 from fxpar.plans.plan import Decisions
 from fxpar.plans.program import Program
 from fxpar.runtime.interpret import operator_of
-from fxpar.runtime.local import CollectiveStep, Cut, Halo, LocalProgram, LocalStep, OpStep, Swap, last_uses
+from fxpar.runtime.local import AddStep, CollectiveStep, Cut, Halo, LocalProgram, LocalStep, OpStep, Swap, last_uses
 from fxpar.runtime.op_call import call_arguments, results
 from fxpar.runtime.packing import (
     exchange_sizes,
@@ -141,6 +141,9 @@ def _run_step(index: int, programs: Sequence[LocalProgram], state: dict[int, _Ro
             for rank, s in enumerate(steps)
             if isinstance(s, LocalStep)
         ]
+    elif isinstance(step, AddStep):
+        totals = state[step.total]
+        state[step.output] = [t.add_(v) for t, v in zip(totals, state[step.value], strict=True)]
     else:
         found: dict[int, list[torch.Tensor]] = {}
         for group in mesh.groups((step.axis,)):

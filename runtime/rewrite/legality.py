@@ -12,6 +12,7 @@ from math import prod
 from fxpar.plans.errors import FxparError
 from fxpar.plans.program import refs
 from fxpar.runtime.local import (
+    AddStep,
     AnyStep,
     CollectiveStep,
     Cut,
@@ -50,6 +51,9 @@ def check(local: LocalProgram) -> LocalProgram:
             strangers = {v for arg in step.args for v in refs(arg)} - set(step.operands)
             if strangers:
                 found.append(f"step {index} ({step.op}) uses values {sorted(strangers)} that are not its operands")
+        elif isinstance(step, AddStep):
+            if len({local.types[v] for v in (*step.reads, *step.writes)}) > 1:
+                found.append(f"step {index} adds a value to a total of another type")
         else:
             found += [f"step {index} ({step.kind}): {text}" for text in _shapes(step, local)]
         for value in step.writes:
@@ -127,6 +131,8 @@ def structure(local: LocalProgram) -> tuple[tuple[object, ...], ...]:
             return (step.node, step.phase, step.operands, step.outputs, step.recomputed)
         if isinstance(step, LocalStep):
             return (step.kind, step.axis, step.phase, step.value, step.output)
+        if isinstance(step, AddStep):
+            return ("add", step.phase, step.total, step.value, step.output)
         return (step.kind, step.axis, step.reduce, step.values, step.outputs, step.elements, step.dtype, step.phase)
 
     return tuple(row(step) for step in local.steps)

@@ -79,4 +79,4 @@ def test_a_plan_of_an_older_format_is_refused_by_name():
     data = msgpack.packb([MAGIC, 1, hashlib.sha256(payload).digest(), payload])
     with pytest.raises(PlanFileError, match="plan format 1 is not known") as caught:
         decode(data, where="old.fxplan")
-    assert "format 2" in caught.value.numbers[0] and "compile the plan again" in caught.value.way_out
+    assert "formats 2, 3" in caught.value.numbers[0] and "compile the plan again" in caught.value.way_out
