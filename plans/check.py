@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import islice
 
 from fxpar.plans.dtypes import DTYPE_BYTES
 from fxpar.plans.errors import PlanFileError
-from fxpar.plans.layout import Dims, Layout, Partial, global_shape, layout_text, valid_layout
+from fxpar.plans.layout import REPLICATE, Dims, Layout, Partial, global_shape, layout_text, valid_layout
 from fxpar.plans.lifetimes import reuse_problems
 from fxpar.plans.plan import Decisions, Plan
 from fxpar.plans.program import Arg, Dtype, Input, Program, node_inputs, whole_type
+from fxpar.plans.schedule import schedule_problems
+from fxpar.plans.stages import cut_problems
 
+NOTHING = (".",)
+"""Choice of an axis that does nothing to an op."""
 MAX_RANKS = 2**20
 MAX_BYTES = 2**60
 MAX_MICROBATCHES = 2**16
@@ -62,7 +67,29 @@ def plan_problems(plan: Plan) -> Iterator[str]:
             yield f"recompute names node {index}, which is no forward node"
     yield from reuse_problems(program, decisions)
     yield from _time_problems(program, decisions)
+    yield from _pipeline_problems(program, decisions)
     yield from _certificate_problems(plan)
+
+
+def _pipeline_problems(program: Program, decisions: Decisions) -> Iterator[str]:
+    """Stages that do not fit the program, the mesh or their schedule."""
+    pipeline, axes = decisions.pipeline, decisions.mesh.axes
+    if pipeline is None:
+        return
+    schedule = pipeline.schedule
+    if not 0 <= pipeline.axis < len(axes) or axes[pipeline.axis].size != len(schedule.ranks):
+        yield f"the schedule is of {len(schedule.ranks)} ranks, axis {pipeline.axis} of mesh {decisions.mesh} is not"
+        return
+    if len(pipeline.cuts) + 1 != schedule.stages or schedule.microbatches != program.microbatches:
+        yield (f"the schedule is of {schedule.stages} stages and {schedule.microbatches} microbatches, the program of "
+               f"{len(pipeline.cuts) + 1} and {program.microbatches}")
+    if any(choice[pipeline.axis : pipeline.axis + 1] != NOTHING for choice in decisions.choices):
+        yield f"an op does something on mesh axis {axes[pipeline.axis].name}, which is that of the stages"
+    if any(layout[pipeline.axis : pipeline.axis + 1] != (REPLICATE,)
+           for layout in (*decisions.inputs, *decisions.outputs)):
+        yield f"something is stored in pieces on mesh axis {axes[pipeline.axis].name}, which is that of the stages"
+    yield from cut_problems(program, pipeline.cuts)
+    yield from islice(schedule_problems(schedule), 5)
 
 
 def _time_problems(program: Program, decisions: Decisions) -> Iterator[str]:

@@ -9,12 +9,24 @@ import msgspec
 from fxpar.plans.layout import Layout
 from fxpar.plans.mesh import Mesh
 from fxpar.plans.program import Program
+from fxpar.plans.schedule import Schedule
 
 FORMAT_VERSION = 3
 ASKED_FOR = "asked for "
 """Begins the provenance keys of the constraints a plan was made under; the value is as on the command line."""
 NO_RULE = "no rule: "
 """Begins the provenance keys that name an op computed whole; the value says where and at what cost."""
+
+
+class Pipeline(msgspec.Struct, frozen=True):
+    """A program cut into stages along mesh axis ``axis``, on which nothing else is decided.
+
+    ``cuts``: forward is cut before these nodes (see ``fxpar.plans.stages``); ``schedule``: what runs when.
+    """
+
+    axis: int
+    cuts: tuple[int, ...]
+    schedule: Schedule
 
 
 class Decisions(msgspec.Struct, frozen=True):
@@ -29,6 +41,7 @@ class Decisions(msgspec.Struct, frozen=True):
     layout after every microbatch, and added up there (ZeRO-2); the others are added up as backward leaves them and
     brought there once, at the end of the step. ``held``: inputs (positions, parameters) whose gathered, cast and
     otherwise derived copies are made once a step and live through all microbatches; else each microbatch makes them.
+    ``pipeline``: the stages, None where every rank runs the whole program.
     """
 
     mesh: Mesh
@@ -39,6 +52,7 @@ class Decisions(msgspec.Struct, frozen=True):
     reuse: tuple[int, ...] = ()
     reduce_each: tuple[int, ...] = ()
     held: tuple[int, ...] = ()
+    pipeline: Pipeline | None = None
 
 
 class CollectiveTotal(msgspec.Struct, frozen=True, array_like=True):

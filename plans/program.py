@@ -69,10 +69,11 @@ class Input(msgspec.Struct, frozen=True, array_like=True):
     ``parameter`` and ``buffer``: ``name`` is the qualified name, ``ties`` its further names. ``constant``: ``name``
     indexes ``Program.constants``. ``input``: ``name`` is the path of the tensor in the bound call (``"input_ids"``,
     ``"batch['x'][0]"``). ``tangent``: d(total)/d(loss), a scalar. ``seed``: int64 scalar, new each step.
+    ``microbatch``: int64 scalar, which of the step's microbatches it is.
     """
 
     value: int
-    kind: Literal["parameter", "buffer", "constant", "input", "tangent", "seed"]
+    kind: Literal["parameter", "buffer", "constant", "input", "tangent", "seed", "microbatch"]
     name: str
     ties: tuple[str, ...] = ()
     requires_grad: bool = False

@@ -64,6 +64,12 @@ def text_lines(plan: Plan) -> Iterator[str]:
         yield f"constant {constant.type.dtype}{list(constant.type.shape)} {constant.data.hex()}"
     yield f"call ({', '.join(program.call)})"
     yield f"structure {_arg(program.structure)}"
+    if decisions.pipeline is not None:
+        pipeline = decisions.pipeline
+        yield f"stages on axis {pipeline.axis} cut before nodes {' '.join(map(str, pipeline.cuts))}"
+        yield f"schedule {pipeline.schedule.name!r} of {pipeline.schedule.microbatches} microbatches"
+        for rank, row in enumerate(pipeline.schedule.ranks):
+            yield f"  rank {rank}: {' '.join(row)}"
     for item, layout in zip(program.inputs, decisions.inputs, strict=True):
         ties = f" ties {','.join(item.ties)}" if item.ties else ""
         grad = " trained" if item.requires_grad else ""

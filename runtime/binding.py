@@ -6,14 +6,14 @@ depend on whether an argument was passed by position or by name.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from fxpar.plans.errors import FxparError, collect_errors
-from fxpar.plans.program import Arg, Input, Program
+from fxpar.plans.program import Arg, Program, whole_type
 
 
 def leaf_paths(call: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
@@ -54,13 +54,16 @@ def key_text(key: Any) -> str:
 
 
 def bind(program: Program, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, torch.Tensor]:
-    """The global tensor of every ``input`` of the program, by value id.
+    """The global tensor of every ``input`` of the program, by value id: of the whole batch, however it is run.
 
     Raises:
         FxparError: an input is missing, unknown, or of another shape or dtype; or an argument that is no tensor
             differs from what the plan was compiled with. All differences at once.
     """
-    wanted = {entry.name: entry for entry in program.inputs if entry.kind == "input"}
+    wanted: dict[str, list[int]] = {}  # positions: microbatches may read an input both whole and in parts
+    for position, entry in enumerate(program.inputs):
+        if entry.kind == "input":
+            wanted.setdefault(entry.name, []).append(position)
     baked = dict(program.baked)
     tensors: dict[int, torch.Tensor] = {}
     seen: set[str] = set()
@@ -69,15 +72,15 @@ def bind(program: Program, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dic
             seen.add(path)
             with errors.catching():
                 if isinstance(leaf, torch.Tensor):
-                    entry = wanted.get(path)
-                    if entry is None:
+                    if path not in wanted:
                         raise _unknown(path, wanted, baked)
-                    tensors[entry.value] = _checked(entry, leaf, program)
+                    for position in wanted[path]:
+                        tensors[program.inputs[position].value] = _checked(position, leaf, program)
                 else:
                     _check_baked(path, leaf, wanted, baked)
-        for path, entry in wanted.items():
+        for path, positions in wanted.items():
             if path not in seen:
-                kind = program.types[entry.value]
+                kind = whole_type(program, positions[0])
                 errors.add(
                     FxparError(f"the input {path} is missing", numbers=f"expected {list(kind.shape)} {kind.dtype}")
                 )
@@ -88,8 +91,8 @@ def bind(program: Program, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dic
     return tensors
 
 
-def _checked(entry: Input, tensor: torch.Tensor, program: Program) -> torch.Tensor:
-    want = program.types[entry.value]
+def _checked(position: int, tensor: torch.Tensor, program: Program) -> torch.Tensor:
+    entry, want = program.inputs[position], whole_type(program, position)
     dtype = str(tensor.dtype).removeprefix("torch.")
     if tuple(tensor.shape) != want.shape or dtype != want.dtype:
         raise FxparError(
@@ -104,7 +107,7 @@ def _checked(entry: Input, tensor: torch.Tensor, program: Program) -> torch.Tens
     return tensor
 
 
-def _unknown(path: str, wanted: dict[str, Input], baked: dict[str, str]) -> FxparError:
+def _unknown(path: str, wanted: Mapping[str, object], baked: dict[str, str]) -> FxparError:
     if path in baked:
         return FxparError(
             f"the argument {path} is a tensor", numbers=f"the plan was compiled with {path}={baked[path]}"
@@ -116,7 +119,7 @@ def _unknown(path: str, wanted: dict[str, Input], baked: dict[str, str]) -> Fxpa
     )
 
 
-def _check_baked(path: str, leaf: Any, wanted: dict[str, Input], baked: dict[str, str]) -> None:
+def _check_baked(path: str, leaf: Any, wanted: Mapping[str, object], baked: dict[str, str]) -> None:
     if path in wanted:
         raise FxparError(f"the input {path} is a {type(leaf).__name__}, the plan expects a tensor")
     known = baked.get(path, "None")

@@ -1,4 +1,4 @@
-"""A global tensor as the pieces of a mesh's ranks, and back.
+"""A global tensor as the pieces of a mesh's ranks or of microbatches, and back.
 
 The digits of :func:`fxpar.plans.layout.digits` say which block of a tensor dim a rank holds; a minor run of a compound
 dim gives a strided block, flattened.
@@ -6,7 +6,7 @@ dim gives a strided block, flattened.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from math import prod
 
@@ -14,6 +14,7 @@ import torch
 
 from fxpar.plans.layout import Dims, Layout, Partial, Replicate, digits, local_shape
 from fxpar.plans.mesh import Mesh
+from fxpar.plans.program import Join, Program
 
 
 def block(tensor: torch.Tensor, dims: Dims, layout: Layout, mesh: Mesh, coords: tuple[int, ...]) -> torch.Tensor:
@@ -78,3 +79,36 @@ def replica_disagreement(pieces: Sequence[torch.Tensor], layout: Layout, mesh: M
         apart = (piece.to(torch.float64) - pieces[first].to(torch.float64)).abs()
         worst = max(worst, float("inf") if apart.isnan().any() else float(apart.max()))
     return worst
+
+
+def input_of_microbatch(
+    program: Program, position: int, tensors: Mapping[int, torch.Tensor], number: int
+) -> torch.Tensor:
+    """The global tensor of the program input at ``position`` for microbatch ``number``.
+
+    Args:
+        tensors: by value id, of the whole batch; of a seed the scalar. Nothing is needed for a ``microbatch`` input.
+    """
+    entry = program.inputs[position]
+    if entry.kind == "microbatch":
+        return torch.tensor(number, dtype=torch.int64)
+    tensor = tensors[entry.value]
+    if program.time is None:
+        return tensor
+    if entry.kind == "seed":
+        return torch.stack([tensor.reshape(()), torch.full((), number, dtype=torch.int64, device=tensor.device)])
+    dim = program.time.inputs[position]
+    if dim < 0:
+        return tensor
+    length = tensor.shape[dim] // program.time.count
+    return tensor.narrow(dim, number * length, length)
+
+
+def join_microbatches(results: Sequence[torch.Tensor], join: Join) -> torch.Tensor:
+    """The step's result from that of every microbatch, in order."""
+    if isinstance(join, int):
+        return torch.cat(list(results), join)
+    if join in ("same", "chain"):
+        return results[-1]
+    total = reduce(torch.add, results)
+    return total / len(results) if join == "mean" else total

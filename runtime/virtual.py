@@ -13,11 +13,23 @@ from functools import reduce
 
 import torch
 
+from fxpar.plans.layout import Layout
 from fxpar.plans.mesh import Mesh
 from fxpar.plans.plan import Decisions
 from fxpar.plans.program import Program
 from fxpar.runtime.interpret import operator_of
-from fxpar.runtime.local import AddStep, CollectiveStep, Cut, Halo, LocalProgram, LocalStep, OpStep, Swap, last_uses
+from fxpar.runtime.local import (
+    AddStep,
+    CollectiveStep,
+    Cut,
+    Halo,
+    LocalProgram,
+    LocalStep,
+    OpStep,
+    Swap,
+    last_uses,
+    torch_dtype,
+)
 from fxpar.runtime.op_call import call_arguments, results
 from fxpar.runtime.packing import (
     exchange_sizes,
@@ -34,8 +46,9 @@ from fxpar.runtime.packing import (
     unpack_row,
     unpack_scatters,
 )
-from fxpar.runtime.pieces import assemble, replica_disagreement, scatter
+from fxpar.runtime.pieces import assemble, input_of_microbatch, join_microbatches, replica_disagreement, scatter
 from fxpar.runtime.rewrite.legality import collective_signature, structure
+from fxpar.runtime.rewrite.microbatches import Pieces, pieces, pieces_structure, signature
 from fxpar.runtime.rewrite.passes import rewrite
 
 _Row = list[torch.Tensor]
@@ -85,7 +98,7 @@ Watch = Callable[[int, torch.Tensor], None]
 def run_virtual(
     program: Program, decisions: Decisions, inputs: Mapping[int, torch.Tensor], watch: Watch | None = None
 ) -> VirtualResult:
-    """Run one step on every rank.
+    """Run one step on every rank; of a program that repeats in time, all its microbatches.
 
     Args:
         program: with logical dims.
@@ -96,6 +109,8 @@ def run_virtual(
     Raises:
         PlanFileError: the decisions do not fit the program.
     """
+    if program.time is not None:
+        return run_virtual_microbatches(program, decisions, inputs, watch)
     mesh = decisions.mesh
     programs = rewrite_all(program, decisions)
     first = programs[0]
@@ -106,25 +121,138 @@ def run_virtual(
             scatter(inputs[entry.value], dims, layout, mesh, mesh.coordinates(rank)).contiguous()
             for rank in range(mesh.world_size)
         ]
+    _run_steps(program, programs, state, watch)
+    return _result(program, decisions, tuple(tuple(state[v]) for v in first.outputs), programs)
+
+
+def _run_steps(
+    program: Program, programs: Sequence[LocalProgram], state: dict[int, _Row], watch: Watch | None
+) -> None:
+    """Run the ranks' programs on ``state``, in which only their outputs and what they do not read are left."""
+    first = programs[0]
     for index, freed in enumerate(last_uses(first)):
-        _run_step(index, programs, state, mesh)
+        _run_step(index, programs, state, first.mesh)
         if watch is not None:
             for value in first.steps[index].writes:
                 origin, layout = first.origins[value]
                 if origin >= 0:
-                    watch(origin, assemble(state[value], program.dims[origin], layout, mesh))
+                    watch(origin, assemble(state[value], program.dims[origin], layout, first.mesh))
         for value in freed:
             del state[value]
-    pieces = tuple(tuple(state[v]) for v in first.outputs)
+
+
+def _result(
+    program: Program, decisions: Decisions, pieces: tuple[tuple[torch.Tensor, ...], ...],
+    programs: tuple[LocalProgram, ...],
+) -> VirtualResult:
+    mesh = decisions.mesh
     return VirtualResult(
         tuple(
-            assemble(p, program.dims[o.value], layout, mesh)
-            for p, o, layout in zip(pieces, program.outputs, decisions.outputs, strict=True)
+            joined_parts(p, program, i, layout, mesh)
+            for i, (p, layout) in enumerate(zip(pieces, decisions.outputs, strict=True))
         ),
         tuple(replica_disagreement(p, layout, mesh) for p, layout in zip(pieces, decisions.outputs, strict=True)),
         pieces,
         programs,
     )
+
+
+def joined_parts(
+    pieces: Sequence[torch.Tensor], program: Program, position: int, layout: Layout, mesh: Mesh
+) -> torch.Tensor:
+    """The global tensor of an output from all ranks' results. What microbatches are concatenated along a dim is whole
+    on every rank where ranks hold whole rows of each of them; else it is put together microbatch by microbatch."""
+    join = program.time.outputs[position] if program.time is not None else "sum"
+    dims = program.dims[program.outputs[position].value]
+    if not isinstance(join, int):
+        return assemble(pieces, dims, layout, mesh)
+    rows = [piece.chunk(program.microbatches, join) for piece in pieces]
+    return torch.cat([assemble(row, dims, layout, mesh) for row in zip(*rows, strict=True)], join)
+
+
+def pieces_of_all(program: Program, decisions: Decisions) -> tuple[Pieces, ...]:
+    """The pieces of every rank, in rank order, checked to be one sequence of steps.
+
+    Raises:
+        ValueError: two ranks would not run the same sequence (a defect of a rule's local call).
+    """
+    mesh = decisions.mesh
+    parts = tuple(pieces(program, decisions, mesh.coordinates(rank)) for rank in range(mesh.world_size))
+    if len({pieces_structure(p) for p in parts}) != 1 or len({signature(p) for p in parts}) != 1:
+        raise ValueError("the ranks' programs are not the same sequence of steps")
+    return parts
+
+
+@torch.no_grad()
+def run_virtual_microbatches(
+    program: Program, decisions: Decisions, inputs: Mapping[int, torch.Tensor], watch: Watch | None = None
+) -> VirtualResult:
+    """:func:`run_virtual` of a program that repeats: prologue, microbatches one after the other, epilogue. ``inputs``
+    hold the tensors of the WHOLE batch; a tensor that microbatches hand on (a buffer) enters as it was before them."""
+    parts = pieces_of_all(program, decisions)
+    first, mesh = parts[0], decisions.mesh
+    handed_on = dict(inputs)
+
+    def entering(programs: Sequence[LocalProgram], positions: Sequence[int], number: int) -> dict[int, _Row]:
+        rows: dict[int, _Row] = {}
+        for position, local in zip(positions, programs[0].inputs, strict=False):
+            value = program.inputs[position].value
+            whole = input_of_microbatch(program, position, handed_on, number)
+            rows[local] = [
+                scatter(whole, program.dims[value], decisions.inputs[position], mesh, mesh.coordinates(rank)).clone()
+                for rank in range(mesh.world_size)
+            ]
+        return rows
+
+    def run(which: int, state: dict[int, _Row]) -> dict[int, _Row]:
+        _run_steps(program, [p.programs[which] for p in parts], state, watch)
+        return state
+
+    once = run(0, entering([p.prologue for p in parts], first.prologue_inputs, 0))
+    hoisted = {v: once[v] for v in first.hoisted}
+    totals = first.backward.inputs[len(first.backward.inputs) - len(first.totals) :]
+    sums = {
+        v: [torch.zeros(p.backward.types[v].shape, dtype=torch_dtype(p.backward.types[v].dtype)) for p in parts]
+        for v in totals
+    }
+    joined: dict[int, list[_Row]] = {j.value: [] for j in (*first.early, *first.late)}
+    tangents = [i for i, entry in enumerate(program.inputs) if entry.kind == "tangent"]
+    for number in range(program.microbatches):
+        state = run(1, entering([p.forward for p in parts], first.forward_inputs, number) | hoisted)
+        late = {v: state[v] for v in first.saved}
+        found = {j.value: state[j.value] for j in first.early}
+        values = first.backward.inputs[len(first.saved) : len(first.saved) + len(tangents)]
+        late |= {
+            v: [handed_on[program.inputs[i].value].clone() for _ in parts]
+            for v, i in zip(values, tangents, strict=True)
+        }
+        state = run(2, late | sums)
+        found |= {j.value: state[j.value] for j in first.late}
+        for value, row in found.items():
+            joined[value].append([t.clone() for t in row])
+        hand_on(program, decisions, first, found, handed_on)
+    results = {
+        j.value: [join_microbatches([row[rank] for row in joined[j.value]], j.join) for rank in range(mesh.world_size)]
+        for j in (*first.early, *first.late)
+    }
+    ends = {v: sums[total] for v, total in zip(first.totals, totals, strict=True)}
+    last = run(3, hoisted | results | ends)
+    return _result(
+        program, decisions, tuple(tuple(last[v]) for v in first.epilogue.outputs), tuple(p.forward for p in parts)
+    )
+
+
+def hand_on(
+    program: Program, decisions: Decisions, parts: Pieces, found: Mapping[int, _Row],
+    values: dict[int, torch.Tensor],
+) -> None:
+    """Enter the buffers that a microbatch leaves to the next."""
+    by_name = {i.name: i.value for i in program.inputs if i.kind == "buffer"}
+    for position, output in enumerate(program.outputs):
+        if parts.time.outputs[position] == "chain":
+            row = found[parts.epilogue.outputs[position]]
+            values[by_name[output.name]] = assemble(
+                row, program.dims[output.value], decisions.outputs[position], decisions.mesh)
 
 
 def _run_step(index: int, programs: Sequence[LocalProgram], state: dict[int, _Row], mesh: Mesh) -> None:

@@ -35,6 +35,15 @@ def strided_scatter(draw: Draw) -> Example:
     return example("fxpar::as_strided_scatter", draw.real(*draw.pick((24,), (4, 6))), draw.real(*size), size, stride, 0)
 
 
+@calls("fxpar::microbatch")
+def microbatch(draw: Draw) -> Example:
+    dim = draw.random.randint(0, 2)
+    shape = [draw.pick(2, 3, 4) for _ in range(3)]
+    count = draw.pick(1, 2, 3)
+    shape[dim] *= count
+    return example("fxpar::microbatch", draw.real(*shape), torch.tensor(draw.random.randint(0, count - 1)), dim, count)
+
+
 @calls("unsqueeze", "unsqueeze_copy")
 def unsqueezed(draw: Draw, op: str) -> Example:
     shape = draw.shape()

@@ -147,7 +147,7 @@ def _hoisted_steps(program: Program, decisions: Decisions, local: LocalProgram) 
     from_held = {local.inputs[i] for i in held}
     same = set(from_held)
     for position, (entry, cut) in enumerate(zip(program.inputs, program.time.inputs, strict=True)):
-        if entry.kind not in ("parameter", "tangent") and cut < 0:
+        if entry.kind not in ("parameter", "tangent", "seed", "microbatch") and cut < 0:
             same.add(local.inputs[position])
     found: set[int] = set()
     for step in local.steps:
@@ -187,7 +187,13 @@ def _late_steps(program: Program, decisions: Decisions, local: LocalProgram) -> 
         if not all(id(s) in late for s in after) or not (after or any(v in leaving for v in step.writes)):
             continue
         late[id(step)] = isinstance(step, CollectiveStep) or any(late[id(s)] for s in after)
-    return {one for one, worth in late.items() if worth}
+    moved: set[int] = set()
+    made: set[int] = set()
+    for step in local.steps:
+        if late.get(id(step), False) or (id(step) in late and not made.isdisjoint(step.reads)):
+            moved.add(id(step))
+            made.update(step.writes)
+    return moved
 
 
 def _linear(step: AnyStep) -> bool:

@@ -2,8 +2,10 @@
 
 The same element gets the same bits on every layout, rank and recomputation. ``geometry`` is a flat list of
 (size, start, length) triples: the mixed-radix digits, major first, of the global linear index; their lengths multiply
-to the number of local elements in row-major order. The finaliser is David Stafford's variant 13 of the MurmurHash3
-mixer, as in SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, OOPSLA 2014).
+to the number of local elements in row-major order. One more number behind the triples says that the batch is cut in
+time, too: the elements by which each microbatch moves on. The seed is then ``[seed, number of the microbatch]``.
+The finaliser is David Stafford's variant 13 of the MurmurHash3 mixer, as in SplitMix64 (Steele, Lea, Flood: Fast
+Splittable Pseudorandom Number Generators, OOPSLA 2014).
 """
 
 from __future__ import annotations
@@ -42,8 +44,8 @@ def mix_(z: Tensor, scratch: Tensor) -> Tensor:
 
 
 def stream_key(seed: Tensor, op_id: int) -> Tensor:
-    """Start of the bit stream of one op: an int64 scalar on the seed's device."""
-    key = seed.to(torch.int64).reshape(()) + signed(GOLDEN * (op_id + 1))
+    """Start of the bit stream of one op: an int64 scalar on the seed's device (of two numbers the first)."""
+    key = seed.to(torch.int64).reshape(-1)[0] + signed(GOLDEN * (op_id + 1))
     key = mix_(key.clone(), torch.empty_like(key))
     key = key.bitwise_xor_(signed(GOLDEN * (2 * op_id + 1)))
     return mix_(key, torch.empty_like(key))
@@ -81,7 +83,10 @@ def random_bits(
     seed: Tensor, op_id: int, geometry: Sequence[int], shape: Sequence[int], device: torch.device
 ) -> Tensor:
     """``BITS`` uniform random bits per local element as int64, in ``shape`` (row-major local order)."""
-    rows, length = linear_index_rows(geometry, device)
+    triples = len(geometry) // 3 * 3
+    rows, length = linear_index_rows(geometry[:triples], device)
+    if triples < len(geometry):
+        rows += seed.to(device).reshape(-1)[1] * geometry[-1]
     total = rows.numel() * length
     if total != math.prod(shape):
         raise ValueError(f"geometry {list(geometry)} describes {total} elements, the tensor has shape {tuple(shape)}")

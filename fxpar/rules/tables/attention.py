@@ -114,7 +114,7 @@ def local_attention(call: Call, block: Block) -> tuple[str, tuple[Arg, ...]]:
     q, k = _operand(call, "q"), _operand(call, "k")
     changes: dict[str, Arg] = {}
     if call.arg("dropout_p"):
-        changes["geometry"] = geometry((*block.inputs[q][:3], block.inputs[k][2]))
+        changes["geometry"] = geometry((*block.inputs[q][:3], block.inputs[k][2]), call.arg("geometry"))
     if call.arg("is_causal") and any(d.length != d.size for d in block.inputs[q][2]):
         changes["rows"] = geometry((block.inputs[q][2],))
     args = call.with_args(**changes)
