@@ -29,8 +29,9 @@ from fxpar.rules.fingerprint import rules_digest
 from fxpar.runtime.model import check_ops, check_surface
 from fxpar.runtime.parameters import differences, module_sources
 from fxpar.runtime.rewrite.legality import collective_signature
+from fxpar.runtime.rewrite.microbatches import pieces, signature
 from fxpar.runtime.rewrite.passes import rewrite
-from fxpar.runtime.virtual import rewrite_all
+from fxpar.runtime.virtual import pieces_of_all, rewrite_all
 
 ALL_RANKS = 64
 """Up to this many ranks every rank's program is rewritten; beyond, those at the first and last corner of the mesh."""
@@ -137,6 +138,8 @@ def sequence_finding(plan: Plan) -> Finding:
     """The ranks would run one sequence of steps, so no collective waits for one that never comes."""
     mesh = plan.decisions.mesh
     try:
+        if plan.program.time is not None:
+            return repeated_finding(plan)
         if mesh.world_size <= ALL_RANKS:
             rewrite_all(plan.program, plan.decisions)
             return Finding("ranks", "ok", f"all {mesh.world_size} ranks run one sequence of collectives")
@@ -150,6 +153,20 @@ def sequence_finding(plan: Plan) -> Finding:
         return Finding("ranks", "problem", str(error).removeprefix("fxpar: "))
 
 
+def repeated_finding(plan: Plan) -> Finding:
+    """:func:`sequence_finding` of a program that repeats in time."""
+    mesh = plan.decisions.mesh
+    if mesh.world_size <= ALL_RANKS:
+        pieces_of_all(plan.program, plan.decisions)
+        return Finding("ranks", "ok", f"all {mesh.world_size} ranks run one sequence of collectives, in "
+                                      f"{plan.program.microbatches} microbatches")
+    corners = ((0,) * len(mesh.axes), tuple(n - 1 for n in mesh.sizes))
+    if len({signature(pieces(plan.program, plan.decisions, c)) for c in corners}) != 1:
+        return Finding("ranks", "problem", "first and last rank would run different sequences of collectives")
+    return Finding("ranks", "note", f"first and last of {mesh.world_size} ranks run one sequence of collectives; "
+                                    f"the others were not rewritten")
+
+
 # ------------------------------------------------------------------ against the model
 
 
@@ -158,7 +175,9 @@ def model_findings(plan: Plan, source: ModelSource, progress: Progress) -> Itera
     made = dict(plan.provenance)
     outputs = tuple(made.get("outputs", "loss").split(","))
     program, model = capture_program(
-        source, outputs=outputs, precision=made.get("precision", "fp32"), progress=progress
+        source, outputs=outputs, precision=made.get("precision", "fp32"), progress=progress,
+        microbatches=plan.program.microbatches,
+        semantics="exact" if plan.program.time is None else plan.program.time.semantics,
     )
     found = differences(plan, model)
     if found:

@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import nn
 
+from fxpar.accumulate import first_microbatch, repeat
 from fxpar.alternatives import alternatives
 from fxpar.capture import capture
 from fxpar.conflicts import explained
@@ -18,6 +19,7 @@ from fxpar.constraints import Constraints, apply, read_constraints
 from fxpar.cost.cluster import Cluster, parse_cluster
 from fxpar.hubs import insert_hubs
 from fxpar.logical_dims import analyse
+from fxpar.microbatches import batch_cuts, split_in_time
 from fxpar.model_source import ModelSource
 from fxpar.optimizer_state import optimizer_state_bytes
 from fxpar.plans.codec import program_digest
@@ -47,14 +49,44 @@ class CompileResult:
     plan: Plan
 
 
+Semantics = Literal["exact", "accumulate"]
 Captured = tuple[Program, nn.Module]
 """A program with hubs and logical dims, and the module it was captured from."""
 
 
 def capture_program(
-    source: ModelSource, *, outputs: Sequence[str], precision: str, progress: Progress
+    source: ModelSource, *, outputs: Sequence[str], precision: str, progress: Progress, microbatches: int = 1,
+    semantics: Semantics = "exact",
 ) -> Captured:
-    """Build the model (on meta where its source allows) and capture it, hubs and logical dims included."""
+    """Build the model (on meta where its source allows) and capture it, hubs and logical dims included.
+
+    ``microbatches``, ``semantics``: as in :func:`compile_model`; the program is then that of one microbatch.
+    """
+    whole = _capture_whole(source, outputs, precision, progress)
+    return in_microbatches(source, whole, microbatches, semantics, outputs, precision, progress)
+
+
+def in_microbatches(
+    source: ModelSource, captured: Captured, count: int, semantics: Semantics, outputs: Sequence[str], precision: str,
+    progress: Progress,
+) -> Captured:
+    """A captured program of the whole batch as one that repeats ``count`` times.
+
+    Raises:
+        FxparError: the batch does not divide, or "exact" is not to be had.
+    """
+    program, model = captured
+    if count == 1 or program.time is not None:
+        return captured
+    with progress(f"cutting the batch into {count} microbatches"):
+        if semantics == "exact":
+            return split_in_time(program, count, batch_dim=source.batch_dim), model
+        cuts = batch_cuts(program, count, source.batch_dim)
+    one, _ = _capture_whole(first_microbatch(source, program, count), outputs, precision, progress)
+    return repeat(one, cuts, count, source.batch_dim), model
+
+
+def _capture_whole(source: ModelSource, outputs: Sequence[str], precision: str, progress: Progress) -> Captured:
     with progress("building the model"):
         model = build_model(source)
         args, kwargs = source.example_inputs()
@@ -94,6 +126,7 @@ def compile_model(
     zero: int | None = None,
     recompute: str | None = None,
     microbatches: int | None = None,
+    semantics: Semantics = "exact",
     outputs: Sequence[str] = ("loss",),
     captured: Captured | None = None,
     progress: Progress = silent,
@@ -113,6 +146,9 @@ def compile_model(
             of the source count as well.
         hints: plans of the same program and of a mesh that is tried; the search begins with their decisions.
         recompute: "auto" (node by node, as much as memory asks for), "on" (every repeated layer) or "off".
+        microbatches: parts of the batch in time (1), all of one size.
+        semantics: of them: "exact" (loss and gradients are those of the whole batch, or it is refused) or "accumulate"
+            (each is a batch of its own; loss and gradients are averaged).
         random_choices: a seed: any feasible plan instead of the best.
         outputs: ``("loss",)`` or ``("all",)``.
         captured: from :func:`capture_program` with the same outputs and precision, when several plans are made of one
@@ -121,8 +157,6 @@ def compile_model(
     Raises:
         FxparError: with its subclasses, whatever stops the model, the request or the search.
     """
-    if microbatches not in (None, 1):
-        raise UnsupportedError("--microbatches is not available in this version", way_out="leave --microbatches out")
     constraints = read_constraints(zero, (*source.hints, *pins))
     unknown = sorted(set(outputs) - {"loss", "all"})
     if unknown:
@@ -132,7 +166,10 @@ def compile_model(
     if wanted is not None:
         check_axis_names(wanted)
     machine = chosen_cluster(cluster, wanted)
-    program, model = captured or capture_program(source, outputs=outputs, precision=precision, progress=progress)
+    program, model = in_microbatches(
+        source, captured or _capture_whole(source, outputs, precision, progress), microbatches or 1, semantics, outputs,
+        precision, progress,
+    )
     state = optimizer_state_bytes(source, list(model.named_parameters()))
 
     def optimizer_bytes(dtype: str, name: str) -> int:
@@ -181,10 +218,22 @@ def compile_model(
                     ("optimizer state", "measured"), ("figures", f"simulated ({machine.origin} rates)"),
                     *((f"{ASKED_FOR}{number}", text) for number, text in enumerate(constraints.texts)),
                     *([(BATCH_DIM, str(source.batch_dim))] if source.batch_dim is not None else []),
+                    *([("microbatches", microbatch_words(program))] if program.time is not None else []),
                     *((f"{NO_RULE}{item.op}", item.text()) for item in whole)),
         reserve_bytes=reserve,
     )
     return CompileResult(plan)
+
+
+def microbatch_words(program: Program) -> str:
+    """How a program repeats, for people."""
+    if program.time is None:
+        return "1"
+    meaning = {
+        "exact": "loss and gradients of the whole batch",
+        "accumulate": "each a batch of its own, loss and gradients averaged: not those of the whole batch",
+    }
+    return f"{program.time.count}, {program.time.semantics} ({meaning[program.time.semantics]})"
 
 
 def meshes_obeying(

@@ -89,6 +89,18 @@ def split_in_time(program: Program, count: int, *, batch_dim: int | None = None)
     return _Splitter(program, count, batch_dim).run()
 
 
+def batch_cuts(program: Program, count: int, batch_dim: int | None = None) -> dict[str, int]:
+    """Inputs that microbatches have parts of -> the dim along which.
+
+    Raises:
+        FxparError: the batch does not divide.
+    """
+    splitter = _Splitter(program, count, batch_dim)
+    splitter.check_batch()
+    found = {i.name: splitter.batch_shard(i.value) for i in program.inputs if i.kind == "input"}
+    return {name: shard.dim for name, shard in found.items() if shard is not None}
+
+
 class _Splitter:
     """Used once."""
 

@@ -19,7 +19,9 @@ from torch.utils import _pytree as pytree
 from fxpar.capture.retype import ALL_DOUBLE
 from fxpar.model_source import ModelSource
 from fxpar.plans.program import Program
+from fxpar.runtime.binding import leaf_paths
 from fxpar.runtime.interpret import run_global
+from fxpar.runtime.pieces import input_of_microbatch, join_microbatches
 from fxpar.step_values import StepResults, input_values, named_parameters, named_results
 
 DTYPES = {"f32": torch.float32, "f64": torch.float64}
@@ -155,13 +157,14 @@ class ProgramStep:
     ) -> None:
         self.program, self.source, self.model, self.dtype, self.seed_of = program, source, model, dtype, seed_of
         self.count = 0
+        self.run = run_global if program.time is None else run_repeated
 
     def __call__(self) -> StepResults:
         """One step on the model's current weights; step ``i`` draws from ``seed_of(i)``."""
         args, kwargs = widen(self.source.example_inputs(), self.dtype)
         values = input_values(self.program, self.model, args, kwargs, seed=self.seed_of(self.count))
         self.count += 1
-        results = named_results(self.program, self.model, run_global(self.program, values))
+        results = named_results(self.program, self.model, self.run(self.program, values))
         for name, parameter in named_parameters(self.model):
             gradient = results.gradients[name]
             # a copy: clipping writes to .grad
@@ -170,6 +173,61 @@ class ProgramStep:
             for name, buffer in self.model.named_buffers(remove_duplicate=False):
                 buffer.copy_(results.buffers[name])
         return results
+
+
+class EagerMicrobatches(EagerStep):
+    """Steps of the model itself in microbatches, each a batch of its own; loss and gradients are averaged.
+
+    ``program``: repeats in time, says which arguments are cut and how outputs join.
+    """
+
+    def __init__(self, source: ModelSource, model: nn.Module, dtype: torch.dtype, program: Program) -> None:
+        super().__init__(source, model, dtype)
+        assert program.time is not None
+        self.program, self.time = program, program.time
+        self.cuts = {i.name: cut for i, cut in zip(program.inputs, self.time.inputs, strict=True) if i.kind == "input"}
+
+    def __call__(self) -> StepResults:
+        """Forward and backward of every microbatch, in order."""
+        count, total = self.time.count, torch.zeros(())
+        for number in range(count):
+            args, kwargs = widen(self.part(*self.source.example_inputs(), number), self.dtype)
+            with computing_in(self.dtype):
+                torch.manual_seed(self.source.seed + 1)
+                loss = self.source.loss(self.model(*args, **kwargs), (args, kwargs)) / count
+                loss.backward()
+            total = total + loss.detach()
+        return StepResults(total.to(loss.dtype), gradients_of(self.model), buffers_of(self.model))
+
+    def part(self, args: tuple[Any, ...], kwargs: dict[str, Any], number: int) -> tuple[Any, ...]:
+        """The call of one microbatch."""
+        leaves, tree = pytree.tree_flatten((args, kwargs))
+        for place, (name, leaf) in enumerate(leaf_paths(self.program.call, args, kwargs)):
+            dim = self.cuts.get(name, -1)
+            if dim >= 0 and isinstance(leaf, torch.Tensor):
+                length = leaf.shape[dim] // self.time.count
+                leaves[place] = leaf.narrow(dim, number * length, length)
+        return pytree.tree_unflatten(leaves, tree)
+
+
+def run_repeated(program: Program, values: Mapping[int, torch.Tensor]) -> list[torch.Tensor]:
+    """Run a program whose microbatches hang together by nothing but their buffers on whole tensors, one after the
+    other; ``values`` as for ``run_global``, of the whole batch. Returns one tensor per output."""
+    assert program.time is not None and not program.time.once
+    handed_on = dict(values)
+    found: list[list[torch.Tensor]] = []
+    buffers = {i.name: i.value for i in program.inputs if i.kind == "buffer"}
+    for number in range(program.time.count):
+        of_one = {
+            i.value: input_of_microbatch(program, position, handed_on, number)
+            for position, i in enumerate(program.inputs)
+        }
+        found.append(run_global(program, of_one))
+        for output, join, tensor in zip(program.outputs, program.time.outputs, found[-1], strict=True):
+            if join == "chain":
+                handed_on[buffers[output.name]] = tensor
+    rows = zip(*found, strict=True)
+    return [join_microbatches(row, join) for row, join in zip(rows, program.time.outputs, strict=True)]
 
 
 def gradients_of(model: nn.Module) -> dict[str, torch.Tensor | None]:

@@ -49,17 +49,29 @@ def gradient_positions(program: Program) -> tuple[int, ...]:
     return tuple(i for i, o in enumerate(program.outputs) if o.kind == "gradient")
 
 
-def replay_memory(local: LocalProgram, gradients: tuple[int, ...]) -> Memory:
+@dataclass(frozen=True)
+class Stays:
+    """Lifetimes that a local program does not show: inputs that go after their last reader (``temporary``), and values
+    (``held``) that stay at least until step ``until``."""
+
+    temporary: frozenset[int] = frozenset()
+    held: tuple[int, ...] = ()
+    until: int = -1
+
+
+def replay_memory(local: LocalProgram, gradients: tuple[int, ...], stays: Stays | None = None) -> Memory:
     """What a rank holds in one step.
 
     Args:
         gradients: positions of the gradients among the outputs.
+        stays: of which values lifetimes differ from what the program shows.
     """
     # where a pending sum is made of one tensor, ranks make zeros or keep it, with all that it is a view of: on every
     # axis either may hold more
     axes = sorted({step.axis for step in local.steps if isinstance(step, LocalStep) and step.kind == "to_partial"})
     kept = (frozenset(some) for count in range(len(axes) + 1) for some in combinations(axes, count))
-    return max((_Replay(local, gradients, some).run() for some in kept), key=lambda found: found.peak)
+    told = stays or Stays()
+    return max((_Replay(local, gradients, some, told).run() for some in kept), key=lambda found: found.peak)
 
 
 class _Replay:
@@ -69,13 +81,16 @@ class _Replay:
     the program ends.
     """
 
-    def __init__(self, local: LocalProgram, gradients: tuple[int, ...], keeping: frozenset[int]) -> None:
-        self.local, self.places = local, Places(local, keeping)
+    def __init__(
+        self, local: LocalProgram, gradients: tuple[int, ...], keeping: frozenset[int], stays: Stays
+    ) -> None:
+        self.local, self.places, self.stays = local, Places(local, keeping), stays
         root = self.root = self.places.root
         self.sizes = [bytes_of(kind) for kind in local.types]
         self.gradients = [local.outputs[p] for p in gradients]
         self.fixed = {root[v] for v in (*local.inputs, *self.gradients)}
-        self.uses: Counter[int] = Counter(root[v] for v in (*local.inputs, *local.outputs))
+        lasting = (v for v in local.inputs if v not in stays.temporary)
+        self.uses: Counter[int] = Counter(root[v] for v in (*lasting, *local.outputs, *stays.held))
         for step in local.steps:
             self.uses.update(root[v] for v in (*step.reads, *step.writes))
         self.pending: dict[int, tuple[CollectiveStep, Buffers]] = {}
@@ -90,7 +105,10 @@ class _Replay:
             self.take(value)
         self.note(0)
         phase = "forward"
-        for step in self.local.steps:
+        for index, step in enumerate(self.local.steps):
+            if index == self.stays.until:
+                self.finish_all()
+                self.done(self.stays.held)
             if step.phase != phase:
                 phase = step.phase
                 self.finish_all()
@@ -106,6 +124,8 @@ class _Replay:
             self.note(_workspace(step, self.local))
             self.done((*step.reads, *step.writes))
         self.finish_all()
+        if self.stays.until >= len(self.local.steps):
+            self.done(self.stays.held)
         self.note(self.copied())
         origins, last = self.local.origins, self.tick + 1
         there = sorted(

@@ -20,25 +20,15 @@ from fxpar.plans.plan import CollectiveTotal, Decisions, Prediction
 from fxpar.plans.program import Arg, Program, Ref
 from fxpar.prices import Prices
 from fxpar.replay_memory import bytes_of, gradient_positions, replay_memory, shape_of
+from fxpar.replay_microbatches import replay_pieces_memory, sum_timelines
 from fxpar.rules.factor_rule import argument_names
 from fxpar.runtime.local import AddStep, CollectiveStep, LocalProgram, LocalStep, OpStep
+from fxpar.runtime.rewrite.localise import localise
+from fxpar.runtime.rewrite.microbatches import split_pieces
 from fxpar.runtime.rewrite.passes import rewrite
+from fxpar.timeline import Timeline
 
 OptimizerBytes = Callable[[str, str], int]
-
-
-@dataclass(frozen=True)
-class Timeline:
-    """Result of replaying one local program: ns of the step, of compute, of all and of exposed communication."""
-
-    step_ns: int
-    compute_ns: int
-    communication_ns: int
-    totals: tuple[CollectiveTotal, ...]
-
-    @property
-    def exposed_ns(self) -> int:
-        return self.step_ns - self.compute_ns
 
 
 @dataclass(frozen=True)
@@ -56,10 +46,19 @@ def simulate(program: Program, decisions: Decisions, prices: Prices, optimizer_b
 
 def replay(program: Program, decisions: Decisions, prices: Prices, optimizer_bytes: OptimizerBytes) -> Replayed:
     """:func:`simulate`, and what is live at the peak."""
-    local = rewrite(program, decisions, (0,) * len(decisions.mesh.axes), every_pass=False)
-    timeline = replay_time(local, prices)
-    static = replay_static(program, local, optimizer_bytes)
-    memory = replay_memory(local, gradient_positions(program))
+    corner = (0,) * len(decisions.mesh.axes)
+    if program.time is None:
+        local = rewrite(program, decisions, corner, every_pass=False)
+        timeline = replay_time(local, prices)
+        static = replay_static(program, local, local, optimizer_bytes)
+        memory = replay_memory(local, gradient_positions(program))
+    else:
+        whole = localise(program, decisions, corner)
+        parts = split_pieces(program, decisions, whole)
+        often = (1, program.microbatches, program.microbatches, 1)
+        timeline = sum_timelines((replay_time(p, prices), n) for p, n in zip(parts.programs, often, strict=True))
+        static = replay_static(program, whole, parts.epilogue, optimizer_bytes)
+        memory = replay_pieces_memory(program, parts)
     prediction = Prediction(
         step_ns=timeline.step_ns,
         compute_ns=timeline.compute_ns,
@@ -145,8 +144,10 @@ class Static:
     optimizer: int
 
 
-def replay_static(program: Program, local: LocalProgram, optimizer_bytes: OptimizerBytes) -> Static:
-    """Bytes of the stored shards of one rank."""
+def replay_static(
+    program: Program, local: LocalProgram, last: LocalProgram, optimizer_bytes: OptimizerBytes
+) -> Static:
+    """Bytes of the stored shards of one rank: ``local`` has the program's inputs, ``last`` its outputs."""
     parameters = gradients = optimizer = 0
     for item, value in zip(program.inputs, local.inputs, strict=True):
         kind = local.types[value]
@@ -154,7 +155,7 @@ def replay_static(program: Program, local: LocalProgram, optimizer_bytes: Optimi
             parameters += bytes_of(kind)
         if item.kind == "parameter" and item.requires_grad:
             optimizer += optimizer_bytes(kind.dtype, item.name) * math.prod(kind.shape)
-    for output, value in zip(program.outputs, local.outputs, strict=True):
+    for output, value in zip(program.outputs, last.outputs, strict=True):
         if output.kind == "gradient":
-            gradients += bytes_of(local.types[value])
+            gradients += bytes_of(last.types[value])
     return Static(parameters, gradients, optimizer)

@@ -19,6 +19,7 @@ import torch
 
 from fxpar.capture.retype import ALL_DOUBLE, retype
 from fxpar.comparison import Comparison, Row, compare_kind
+from fxpar.compile import capture_program
 from fxpar.model_source import OPTIMIZERS, ModelSource
 from fxpar.plans.codec import encode
 from fxpar.plans.errors import FxparError, UnsupportedError
@@ -26,7 +27,7 @@ from fxpar.plans.plan import Plan
 from fxpar.plans.program import Program
 from fxpar.progress import Progress, silent
 from fxpar.ranks import run_ranks
-from fxpar.reference import DTYPES, EagerStep, ProgramStep, Training, built, train_one_process, widen
+from fxpar.reference import DTYPES, EagerMicrobatches, EagerStep, ProgramStep, Training, built, train_one_process, widen
 from fxpar.runtime.interpret import torch_dtype
 from fxpar.runtime.model import check_model, check_ops, step_seed
 from fxpar.runtime.virtual import run_virtual
@@ -142,14 +143,29 @@ def reference_of(
     program = plan.program
     step: EagerStep | ProgramStep
     if draws_random_numbers(program):
-        step = ProgramStep(program, source, model, DTYPES[dtype], lambda i: step_seed(SEED, i))
+        step = ProgramStep(whole_program(plan, source, dtype), source, model, DTYPES[dtype],
+                           lambda i: step_seed(SEED, i))
         origin = "the same program run whole with the same random numbers"
+    elif program.time is not None and program.time.semantics == "accumulate":
+        step = EagerMicrobatches(source, model, DTYPES[dtype], program)
+        origin = f"eager on one device, {program.time.count} microbatches, each a batch of its own"
     else:
         step = EagerStep(source, model, DTYPES[dtype])
         origin = "eager on one device"
     first = step()
     training = train_one_process(model, first.loss, step) if train else None
     return Reference(first, training, origin)
+
+
+def whole_program(plan: Plan, source: ModelSource, dtype: str) -> Program:
+    """The plan's program of the whole batch: of one that repeats exactly, captured again."""
+    program = plan.program
+    if program.time is None or program.time.semantics == "accumulate":
+        return program
+    made = dict(plan.provenance)
+    whole, _ = capture_program(source, outputs=tuple(made.get("outputs", "loss").split(",")),
+                               precision=made.get("precision", "fp32"), progress=silent)
+    return whole if dtype == "f32" else retype(whole, ALL_DOUBLE)
 
 
 def run_virtual_ranks(

@@ -29,6 +29,7 @@ from fxpar.ranks import end_as_rank
 from fxpar.reference import CLIP_NORM, DTYPES, buffers_of, built, train, widen
 from fxpar.runtime.binding import bind
 from fxpar.runtime.model import ParallelModule, load
+from fxpar.runtime.pieces import input_of_microbatch
 from fxpar.step_values import named_parameters, output_tensors_of_call, returns_outputs
 
 COLLECTIVE_SECONDS = 120
@@ -118,7 +119,7 @@ def batch_bytes(module: Any, plan: Plan, args: Any, kwargs: Any) -> int:
     """Bytes of this rank's parts of the batch, of those that are views of it: what is copied is counted as it is
     made."""
     tensors = bind(plan.program, args, kwargs)
-    parts = ((module._fxpar.runner.piece(tensors[e.value], i), tensors[e.value])
+    parts = ((module._fxpar.runner.piece(input_of_microbatch(plan.program, i, tensors, 0), i), tensors[e.value])
              for i, e in enumerate(plan.program.inputs) if e.kind == "input")
     return sum(
         part.numel() * part.element_size() for part, of in parts

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -30,10 +30,12 @@ from fxpar.runtime.execute import build
 from fxpar.runtime.groups import MeshGroups, connect
 from fxpar.runtime.interpret import operator_of
 from fxpar.runtime.local import LocalProgram
+from fxpar.runtime.microbatches import MicrobatchRunner, build_pieces
 from fxpar.runtime.parameters import differences, same_everywhere, shard, stored_tensors
 from fxpar.runtime.rewrite.legality import collective_signature
+from fxpar.runtime.rewrite.microbatches import Pieces, pieces, signature
 from fxpar.runtime.rewrite.passes import rewrite
-from fxpar.runtime.step import Forward, PlanFunction, Runner
+from fxpar.runtime.step import Forward, PlanFunction, Runner, StepRunner
 
 M = TypeVar("M", bound=nn.Module)
 _NUMBERS = re.compile(r"((Optional|List)\[)*(Tensor|number|int|float|bool|complex)\]*$")
@@ -68,26 +70,47 @@ def load(plan: Plan | bytes | str | Path, model: M, *, group: dist.ProcessGroup 
         check_rules(decoded)
         check_surface(decoded.program, decoded.decisions)
         check_model(decoded, model)
-        local = rewritten(decoded, groups.coords)
-        mark = hashlib.sha256(encode(decoded)).hexdigest() + collective_signature(local)
+        code, sequence = prepared(decoded, groups)
+        mark = hashlib.sha256(encode(decoded)).hexdigest() + sequence
     except FxparError as error:
         problem = error
     agree(mark, problem, groups)
     same_everywhere(model, groups)
     parameters = shard(model, decoded.program, decoded.decisions.inputs, groups)
-    runner = Runner(
-        decoded.program, decoded.decisions.inputs, build(decoded.program, local, groups), groups, parameters
-    )
+    runner = code(parameters)
     return cast(M, _become_parallel(model, _State(decoded.program, decoded.decisions, groups, runner, seed)))
 
 
-def rewritten(plan: Plan, coords: tuple[int, ...]) -> LocalProgram:
-    """The local program of the rank at ``coords``.
+def prepared(plan: Plan, groups: MeshGroups) -> tuple[Callable[[Mapping[int, nn.Parameter]], StepRunner], str]:
+    """What makes this rank's runner of its parameters, and the hash of its sequence of collectives.
+
+    Raises:
+        PlanFileError: as :func:`rewritten`.
+    """
+    program, layouts = plan.program, plan.decisions.inputs
+    local = rewritten(plan, groups.coords)
+    if isinstance(local, Pieces):
+        parts = local
+        return (
+            lambda parameters: MicrobatchRunner(program, layouts, build_pieces(parts, groups), groups, parameters),
+            signature(parts),
+        )
+    whole = local
+    return (
+        lambda parameters: Runner(program, layouts, build(program, whole, groups), groups, parameters),
+        collective_signature(whole),
+    )
+
+
+def rewritten(plan: Plan, coords: tuple[int, ...]) -> LocalProgram | Pieces:
+    """The local program of the rank at ``coords``, in pieces where it repeats in time.
 
     Raises:
         PlanFileError: a node's arguments, or a decision, are not what its op takes.
     """
     try:
+        if plan.program.time is not None:
+            return pieces(plan.program, plan.decisions, coords)
         return rewrite(plan.program, plan.decisions, coords)
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         # rules trust the types of arguments: the compiler made them, a damaged or hostile file may not have
@@ -209,7 +232,7 @@ class _State:
     """What a parallel module carries besides its modules."""
 
     def __init__(
-        self, program: Program, decisions: Decisions, groups: MeshGroups, runner: Runner, seed: int
+        self, program: Program, decisions: Decisions, groups: MeshGroups, runner: StepRunner, seed: int
     ) -> None:
         self.program, self.decisions, self.groups, self.runner = program, decisions, groups, runner
         self.seed, self.steps = seed, 0
@@ -336,7 +359,7 @@ def _run(model: ParallelModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     tensors = bind(state.program, args, kwargs)
     for value, name, _ in state.buffers:
         tensors[value] = model.get_buffer(name)
-    run = state.runner.forward(tensors, state.next_seed())
+    run = state.runner.forward(tensors, state.next_seed(), gradients=torch.is_grad_enabled())
     loss: torch.Tensor | None = None
     for index, result in run.results.items():
         output = state.program.outputs[index]

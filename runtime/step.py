@@ -86,7 +86,54 @@ class Forward:
         return saved
 
 
-class Runner:
+class StepRunner:
+    """What runners of a step share: a rank's part of tensors, and outputs as the user gets them."""
+
+    gradients: tuple[Gradient | None, ...]
+
+    def __init__(
+        self,
+        program: Program,
+        layouts: tuple[Layout, ...],
+        groups: MeshGroups,
+        parameters: Mapping[int, nn.Parameter],
+    ) -> None:
+        self.program, self.layouts, self.groups, self.parameters = program, layouts, groups, parameters
+        self.trained = tuple(v for v, p in parameters.items() if p.requires_grad)
+
+    def gradient(self, value: int) -> Gradient:
+        """Where the gradient of a parameter goes."""
+        parameter = self.parameters[value]
+        assert isinstance(parameter.data, DTensor)
+        return Gradient(value, tuple(parameter.data.placements), tuple(parameter.shape))
+
+    def piece(self, tensor: torch.Tensor, position: int) -> torch.Tensor:
+        """This rank's part of the global tensor of input ``position``."""
+        value = self.program.inputs[position].value
+        local = scatter(tensor, self.program.dims[value], self.layouts[position], self.groups.mesh, self.groups.coords)
+        return local.to(self.groups.device, non_blocking=True).contiguous()
+
+    def forward(self, tensors: Mapping[int, torch.Tensor], seed: int, *, gradients: bool = True) -> Forward:
+        """Run forward on global tensors by value id."""
+        raise TypeError(f"{type(self).__name__} runs nothing")
+
+    def backward(self, run: Forward, tangent: torch.Tensor) -> dict[int, DTensor]:
+        """Per trained parameter (by value id) its gradient, once for ``run``."""
+        raise TypeError(f"{type(self).__name__} runs nothing")
+
+    def output(self, run: Forward, index: int, layout: Layout) -> torch.Tensor:
+        """Output ``index`` as the user gets it: the global tensor, or a DTensor when the plan leaves it sharded."""
+        local = run.results[index]
+        if layout == replicated(self.groups.mesh):
+            return local
+        value = self.program.outputs[index].value
+        placements = torch_placements(layout, self.program.dims[value], self.groups.mesh)
+        if placements is None:
+            raise FxparError(f"the output {self.program.outputs[index].name} has a layout that torch cannot say")
+        return as_dtensor(local, placements, self.program.types[value].shape, self.groups)
+
+
+class Runner(StepRunner):
     """Runs an executable on this rank's tensors."""
 
     def __init__(
@@ -97,12 +144,11 @@ class Runner:
         groups: MeshGroups,
         parameters: Mapping[int, nn.Parameter],
     ) -> None:
-        self.program, self.layouts, self.executable, self.groups = program, layouts, executable, groups
-        self.parameters = parameters
-        self.trained = tuple(v for v, p in parameters.items() if p.requires_grad)
+        super().__init__(program, layouts, groups, parameters)
+        self.executable = executable
         by_name = {e.name: e.value for e in program.inputs if e.kind == "parameter"}
-        self.gradients: tuple[Gradient | None, ...] = tuple(
-            self._gradient(by_name[program.outputs[i].name]) if program.outputs[i].kind == "gradient" else None
+        self.gradients = tuple(
+            self.gradient(by_name[program.outputs[i].name]) if program.outputs[i].kind == "gradient" else None
             for i in executable.halves.late_outputs
         )
         local_of = dict(zip(executable.halves.forward_inputs, executable.halves.forward.inputs, strict=True))
@@ -118,24 +164,14 @@ class Runner:
             if e.kind == "constant"
         }
 
-    def _gradient(self, value: int) -> Gradient:
-        parameter = self.parameters[value]
-        assert isinstance(parameter.data, DTensor)
-        return Gradient(value, tuple(parameter.data.placements), tuple(parameter.shape))
-
-    def piece(self, tensor: torch.Tensor, position: int) -> torch.Tensor:
-        """This rank's part of the global tensor of input ``position``."""
-        value = self.program.inputs[position].value
-        local = scatter(tensor, self.program.dims[value], self.layouts[position], self.groups.mesh, self.groups.coords)
-        return local.to(self.groups.device, non_blocking=True).contiguous()
-
     @torch.no_grad()
-    def forward(self, tensors: Mapping[int, torch.Tensor], seed: int) -> Forward:
+    def forward(self, tensors: Mapping[int, torch.Tensor], seed: int, *, gradients: bool = True) -> Forward:
         """Run forward.
 
         Args:
             tensors: global tensors of the inputs and buffers, by value id.
             seed: the step's seed for random ops.
+            gradients: whether backward may follow; forward is the same.
         """
         halves = self.executable.halves
         row: list[torch.Tensor] = []
@@ -184,17 +220,6 @@ class Runner:
                 found[gradient.value] = as_dtensor(local, gradient.placements, gradient.shape, self.groups)
         return found
 
-    def output(self, run: Forward, index: int, layout: Layout) -> torch.Tensor:
-        """Output ``index`` as the user gets it: the global tensor, or a DTensor when the plan leaves it sharded."""
-        local = run.results[index]
-        if layout == replicated(self.groups.mesh):
-            return local
-        value = self.program.outputs[index].value
-        placements = torch_placements(layout, self.program.dims[value], self.groups.mesh)
-        if placements is None:
-            raise FxparError(f"the output {self.program.outputs[index].name} has a layout that torch cannot say")
-        return as_dtensor(local, placements, self.program.types[value].shape, self.groups)
-
 
 def own_memory(tensor: torch.Tensor, used: dict[int, list[tuple[int, int]]]) -> torch.Tensor:
     """``tensor``, contiguous, or a copy where its elements are also another gradient's.
@@ -220,12 +245,14 @@ class PlanFunction(torch.autograd.Function):
     """All of a step as one function from the parameters to the loss."""
 
     @staticmethod
-    def forward(ctx: Any, runner: Runner, run: Forward, loss: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
+    def forward(
+        ctx: Any, runner: StepRunner, run: Forward, loss: torch.Tensor, *parameters: torch.Tensor
+    ) -> torch.Tensor:
         ctx.runner, ctx.run = runner, run
         return loss.clone()
 
     @staticmethod
     def backward(ctx: Any, *tangents: torch.Tensor) -> tuple[Any, ...]:
-        runner: Runner = ctx.runner
+        runner: StepRunner = ctx.runner
         gradients = runner.backward(ctx.run, tangents[0])
         return (None, None, None, *(gradients.get(value) for value in runner.trained))

@@ -56,6 +56,11 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     group.add_argument("--microbatches", type=option.positive, metavar="M", help="parts of the batch in time (1)")
     group.add_argument(
+        "--microbatch-semantics", choices=("exact", "accumulate"), default="exact",
+        help="loss and gradients are those of the whole batch, else refused (exact); or each microbatch is a batch of "
+        "its own, and loss and gradients are averaged (accumulate)",
+    )
+    group.add_argument(
         "--zero", type=int, choices=range(4),
         help="how parameters, with gradients and optimizer state, are stored on every axis but those called tp: whole "
         "(0), or cut wherever they can be, with copies gathered for forward kept for backward (1, 2) or gathered again "
@@ -99,10 +104,6 @@ def run(options: argparse.Namespace) -> int:
     """Compile and write the plan; prints what `fxpar show` prints."""
     if options.cluster is None and options.mesh is None:
         options.parser.error("give --cluster, such as --cluster 2x8:h100, or --mesh, such as --mesh 2x2")
-    refused = {}
-    if options.microbatches not in (None, 1):
-        refused[f"--microbatches {options.microbatches}"] = "the batch runs in one part"
-    option.refuse_unsupported(refused)
     pins = (*options.pin, *(text for text in options.hint if not is_plan_file(text)))
     check_writable(options.output)
     hints = [read_plan(text) for text in options.hint if is_plan_file(text)]
@@ -128,6 +129,7 @@ def run(options: argparse.Namespace) -> int:
             zero=options.zero,
             recompute=options.recompute,
             microbatches=options.microbatches,
+            semantics=options.microbatch_semantics,
             outputs=options.outputs,
             progress=make_progress(as_json=options.json),
         )
