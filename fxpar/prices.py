@@ -20,7 +20,7 @@ from fxpar.plans.layout import Dims, Layout, largest_shape, largest_size
 from fxpar.plans.mesh import Mesh
 from fxpar.plans.program import TensorType
 from fxpar.plans.reshard import COLLECTIVES, Step, StepKind, reshard_steps
-from fxpar.reshard_tables import IntArray, PriceKind, ReshardTable
+from fxpar.reshard_tables import IntArray, KnownPairs, PriceKind
 from fxpar.rules.choices import JointChoice, Site
 from fxpar.rules.expansion import Exchange, Expansion
 from fxpar.rules.factor_rule import argument_names
@@ -112,14 +112,16 @@ def _reshard_table(
     prices: Prices, sources: tuple[Layout, ...], targets: tuple[Layout, ...], dims: Dims, kind: TensorType,
     priced: PriceKind,
 ) -> IntArray:
-    price = {"reshard": prices.reshard_ns, "gradient": prices.gradient_ns, "input": prices.input_ns}[priced]
     if len(sources) * len(targets) < PAIRS_ONE_BY_ONE:
+        price = {"reshard": prices.reshard_ns, "gradient": prices.gradient_ns, "input": prices.input_ns}[priced]
         return np.array([[price(a, b, dims, kind) for b in targets] for a in sources], np.int64)
-    table = ReshardTable(
-        dims, prices.mesh, [p for layout in (*sources, *targets) for p in layout],
-        lambda step, axis, elements, shared: prices.move_ns(step, axis, elements, kind.dtype, shared), priced,
-    )
-    return table.matrix(sources, targets, lambda a, b: price(a, b, dims, kind))
+    return _known_pairs(prices, dims, kind.dtype, priced).table(sources, targets)
+
+
+@lru_cache(maxsize=4096)
+def _known_pairs(prices: Prices, dims: Dims, dtype: str, priced: PriceKind) -> KnownPairs:
+    return KnownPairs(dims, prices.mesh,
+                      lambda step, axis, elements, shared: prices.move_ns(step, axis, elements, dtype, shared), priced)
 
 
 @lru_cache(maxsize=500_000)

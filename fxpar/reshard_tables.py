@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fxpar.plans.layout import REPLICATE, Dims, Layout, Placement, Shard, largest_size, valid_layout
 from fxpar.plans.mesh import Mesh
-from fxpar.plans.reshard import COLLECTIVE_WEIGHT, COLLECTIVES, LOCAL_WEIGHT, StepKind, kind_of_step
+from fxpar.plans.reshard import COLLECTIVE_WEIGHT, COLLECTIVES, LOCAL_WEIGHT, StepKind, kind_of_step, next_order
 
 IntArray = NDArray[np.int64]
 PriceOf = Callable[[StepKind, int, int, bool], int]
@@ -51,23 +51,23 @@ class Moves:
 
 @dataclass(frozen=True, eq=False)
 class _Chains:
-    """The best chains of all pairs to one node: ``unclear`` where another of equal weight has another price."""
+    """The best chains of all pairs to one node: what they are compared by, one after the other, and their prices."""
 
     weight: IntArray
     tie: IntArray
+    order: IntArray
     track: Track
-    unclear: NDArray[np.bool_]
 
     def or_better(self, other: _Chains) -> _Chains:
-        equal = (other.weight == self.weight) & (other.tie == self.tie)
-        better = (other.weight < self.weight) | ((other.weight == self.weight) & (other.tie < self.tie))
-        differs = np.zeros(equal.shape, bool)
-        for mine, its in zip(self.track, other.track, strict=True):
-            differs |= mine != its
+        better = other.weight < self.weight
+        equal = other.weight == self.weight
+        better |= equal & (other.tie < self.tie)
+        equal &= other.tie == self.tie
+        better |= equal & (other.order < self.order)
         return _Chains(
             np.where(better, other.weight, self.weight), np.where(better, other.tie, self.tie),
+            np.where(better, other.order, self.order),
             tuple(np.where(better, b, a) for a, b in zip(self.track, other.track, strict=True)),
-            np.where(better, other.unclear, self.unclear | (equal & (other.unclear | differs))),
         )
 
 
@@ -162,22 +162,18 @@ class ReshardTable:
         shared = track[1] & move.joins[index]
         return track[0] + np.where(shared, move.bucket[index], price), track[1] & move.alias[index]
 
-    def matrix(
-        self, sources: Sequence[Layout], targets: Sequence[Layout], alone: Callable[[Layout, Layout], int]
-    ) -> IntArray:
-        """[sources, targets] ns. ``alone`` prices one pair: asked where chains of equal weight differ in price, or
-        there is none."""
+    def matrix(self, sources: Sequence[Layout], targets: Sequence[Layout]) -> IntArray:
+        """[sources, targets] ns.
+
+        Raises:
+            ValueError: no chain leads from some source to some target.
+        """
         start, end = self.numbers(sources), self.numbers(targets)
         rows = max(1, CHUNK // max(len(targets), 1))
-        parts = [self._chunk(start[i:i + rows], end) for i in range(0, len(sources), rows)]
-        result = np.concatenate([price for price, _ in parts])
-        open_pairs = np.concatenate([unclear for _, unclear in parts])
-        for i, j in np.argwhere(open_pairs):
-            result[i, j] = alone(sources[i], targets[j])
-        return result
+        return np.concatenate([self._chunk(start[i:i + rows], end) for i in range(0, len(sources), rows)])
 
-    def _chunk(self, start: IntArray, end: IntArray) -> tuple[IntArray, NDArray[np.bool_]]:
-        """(ns, whether chains of equal weight differ) of every pair."""
+    def _chunk(self, start: IntArray, end: IntArray) -> IntArray:
+        """ns of every pair."""
         count = len(self.placements)
         shape = (len(start), len(end))
         old = [start[:, a][:, None] for a in range(self.axes)]
@@ -194,15 +190,56 @@ class ReshardTable:
                     index = layout * count + (0 if digit == WHOLE else new[axis])
                     stay = old[axis] == 0 if digit == WHOLE else new[axis] == 0 if earlier == WHOLE else same[axis]
                     move = self.moves[axis]
+                    to_whole, to_new = (next_order(before.order, axis, whole, self.axes) for whole in (True, False))
+                    order = to_whole if digit == WHOLE else np.where(new[axis] == 0, to_whole, to_new)
                     after = _Chains(
                         before.weight + np.where(stay, 0, move.weight[index]),
                         before.tie + np.where(stay, 0, move.tie[index]),
+                        np.where(stay, before.order, order),
                         tuple(np.where(stay, a, b)
                               for a, b in zip(before.track, self._onward(before.track, move, index), strict=True)),
-                        before.unclear,
                     )
                     best = after if best is None else best.or_better(after)
             zero = np.zeros(shape, np.int64)
-            reached[node] = best or _Chains(zero, zero, self._begin(shape), np.zeros(shape, bool))
+            reached[node] = best or _Chains(zero, zero, zero, self._begin(shape))
         end_of = reached[(NEW,) * self.axes]
-        return end_of.track[0], end_of.unclear | (end_of.weight >= NEVER)
+        if (end_of.weight >= NEVER).any():
+            raise ValueError("no chain of reshards between some of the layouts")
+        return end_of.track[0]
+
+
+class KnownPairs:
+    """Prices of reshards of tensors with given logical dims on a mesh, each pair of layouts computed once."""
+
+    def __init__(self, dims: Dims, mesh: Mesh, price_of: PriceOf, kind: PriceKind) -> None:
+        self.dims, self.mesh, self.price_of, self.kind = dims, mesh, price_of, kind
+        self.number: dict[Layout, int] = {}
+        self.prices: IntArray = np.zeros((0, 0), np.int64)
+        self.known: NDArray[np.bool_] = np.zeros((0, 0), bool)
+
+    def table(self, sources: Sequence[Layout], targets: Sequence[Layout]) -> IntArray:
+        """[sources, targets] ns.
+
+        Raises:
+            ValueError: no chain leads from some source to some target.
+        """
+        rows = np.array([self.number.setdefault(lay, len(self.number)) for lay in sources])
+        columns = np.array([self.number.setdefault(lay, len(self.number)) for lay in targets])
+        more = len(self.number) - len(self.known)
+        if more:
+            self.prices = np.pad(self.prices, (0, more))
+            self.known = np.pad(self.known, (0, more))
+        missing = ~self.known[np.ix_(rows, columns)]
+        # sources that lack the same targets, all at once
+        groups: dict[bytes, list[int]] = {}
+        for i in np.flatnonzero(missing.any(axis=1)):
+            groups.setdefault(missing[i].tobytes(), []).append(int(i))
+        for own in groups.values():
+            lacking = np.flatnonzero(missing[own[0]])
+            some, others = [sources[i] for i in own], [targets[j] for j in lacking]
+            made = ReshardTable(self.dims, self.mesh, [p for lay in (*some, *others) for p in lay], self.price_of,
+                                self.kind)
+            place = np.ix_(rows[own], columns[lacking])
+            self.prices[place] = made.matrix(some, others)
+            self.known[place] = True
+        return self.prices[np.ix_(rows, columns)]

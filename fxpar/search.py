@@ -249,9 +249,11 @@ class Search:
         the row; what difference is left corrects the budget.
         """
         limit, unit = self.request.budget_bytes, formulation.unit
-        budget, best = limit + max(free.counted - free.prediction.peak_bytes, 0), None
-        prices = self.request.prices(formulation.mesh)
-        charged: Counter[int] = Counter()
+        prices, best = self.request.prices(formulation.mesh), None
+        # what lives at the peak of the plan without a limit is the best guess of what will with one
+        charged = self._temporaries(formulation, free, None)
+        formulation = with_temporaries(formulation, prices, sorted(charged.elements()))
+        budget = limit
         loosened, smallest_tried = False, -1  # the latter: with how many temporaries charged
         begin: Start | None = None
         candidates = [*starts, free]
@@ -293,11 +295,14 @@ class Search:
                 break
         return best
 
-    def _temporaries(self, formulation: Formulation, found: Found, assignment: Sequence[int]) -> Counter[int]:
-        """Values live at the peak of a plan that the memory row does not count as kept or made again."""
+    def _temporaries(
+        self, formulation: Formulation, found: Found, assignment: Sequence[int] | None
+    ) -> Counter[int]:
+        """Values live at the peak of a plan that the memory row does not count as kept or made again. ``assignment``:
+        of the plan in the formulation, None when it is not of it."""
         program = self.request.program
         producer = {v: n for n, node in enumerate(program.nodes) for v in node.outputs if v >= 0}
-        if formulation.modes:
+        if formulation.modes and assignment is not None:
             modes = [formulation.modes[c][assignment[c]] for c in formulation.classes.nodes]
         else:
             modes = list(pinned_modes(program, found.decisions.recompute, found.decisions.reuse)[0])

@@ -133,6 +133,7 @@ def local_shape(dims: Dims, layout: Layout, mesh: Mesh, coords: tuple[int, ...])
     return tuple(math.prod(d.length for d in row) for row in digits(dims, layout, mesh, coords))
 
 
+@lru_cache(maxsize=200_000)
 def largest_shape(dims: Dims, layout: Layout, mesh: Mesh) -> tuple[int, ...]:
     """Local shape at coordinate 0 of every axis: with torch.chunk's sizes no rank holds more."""
     return local_shape(dims, layout, mesh, (0,) * len(mesh.axes))

@@ -125,9 +125,9 @@ def reshard_steps(source: Layout, target: Layout, dims: Dims, mesh: Mesh) -> tup
     onward = [_onward(s, t) for s, t in zip(source, target, strict=True)]
     queue: list[tuple[int, int, int, tuple[Step, ...], Layout]] = [(0, 0, 0, (), source)]
     done: set[Layout] = set()
-    order = 0
     while queue:
-        weight, tie, _, steps, layout = heapq.heappop(queue)
+        # the order breaks the ties that are left and is never the same twice, so nothing behind it is compared
+        weight, tie, order, steps, layout = heapq.heappop(queue)
         if layout == target:
             return steps
         if layout in done:
@@ -139,15 +139,21 @@ def reshard_steps(source: Layout, target: Layout, dims: Dims, mesh: Mesh) -> tup
                 after = (*layout[:axis], new, *layout[axis + 1 :])
                 if kind is None or after in done or not _legal(layout, axis, new) or not valid_layout(after, dims):
                     continue
-                order += 1  # ties that are left: the chain found first, the same on every machine
                 moved = step_elements(kind, layout, after, axis, dims, mesh)
                 copied = largest_size(dims, after, mesh) if kind in ("slice", "to_partial") else 0
                 heapq.heappush(queue, (
                     weight + moved + (COLLECTIVE_WEIGHT if kind in COLLECTIVES else LOCAL_WEIGHT),
                     tie + moved * (len(mesh.axes) - axis) + copied,
-                    order, (*steps, Step(kind, axis, layout, after)), after,
+                    next_order(order, axis, new == REPLICATE, len(mesh.axes)),
+                    (*steps, Step(kind, axis, layout, after)), after,
                 ))
     raise ValueError(f"no reshard {layout_text(source)} -> {layout_text(target)} for dims {dims}")
+
+
+def next_order(order: int, axis: int, whole: bool, axes: int) -> int:
+    """The order of a chain with one more step, on ``axis`` and to Replicate if ``whole``: another number for every
+    chain between two layouts, the smaller one the shorter chain, and then the one that begins on an outer axis."""
+    return order * (2 * axes + 1) + 2 * axis + (1 if whole else 2)
 
 
 def _onward(source: Placement, target: Placement) -> dict[Placement, tuple[Placement, ...]]:

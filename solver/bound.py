@@ -15,7 +15,7 @@ from fractions import Fraction
 import numpy as np
 
 from fxpar.solver.graph import BLOCKED, Graph, IntArray
-from fxpar.solver.min_plus import MinPlus
+from fxpar.solver.min_plus import MinPlus, both_directions
 from fxpar.solver.problem import LARGEST_TOTAL_COST, largest_finite
 
 #: A price is an integer count of 1 / 2**PRICE_BITS scaled ns per memory unit.
@@ -87,13 +87,14 @@ def scale(graph: Graph, shift: int | None = None) -> Scaled:
         total += sum(spread[link.table] for link in graph.links)
         shift = max(0, min(10, LARGEST_TOTAL_COST.bit_length() - 2 - total.bit_length()))
     tables = tuple(np.where(table < BLOCKED, table << shift, table) for table in graph.tables)
+    pushes = [both_directions(table) for table in tables]
     return Scaled(
         graph=graph,
         shift=shift,
         costs=tuple(costs << shift for costs in graph.costs),
         tables=tables,
-        forward=tuple(MinPlus(table) for table in tables),
-        backward=tuple(MinPlus(table.T) for table in tables),
+        forward=tuple(forward for forward, _ in pushes),
+        backward=tuple(backward for _, backward in pushes),
     )
 
 
@@ -162,36 +163,58 @@ class Passing:
 
 
 def proven_minimum(scaled: Scaled, messages: Messages, costs: list[IntArray]) -> int:
-    """Recounts from nothing but the messages what they prove: the sum of the separate minima."""
-    return sum(_separate_minima(scaled, messages, costs)[0])
-
-
-def excesses(scaled: Scaled, messages: Messages, costs: list[IntArray]) -> list[IntArray]:
-    """For every state, by how much (scaled) the proven minimum rises if that state is forced."""
-    return _separate_minima(scaled, messages, costs)[1]
-
-
-def _separate_minima(scaled: Scaled, messages: Messages, costs: list[IntArray]) -> tuple[list[int], list[IntArray]]:
-    """The minima of all variables and links, and per variable the rise that forcing a state causes in those it touches.
+    """Recounts from nothing but the messages what they prove: the sum of the separate minima.
 
     Each variable hands an equal share of its cost to every link to an earlier variable; what is left stays with it.
     """
-    links = scaled.graph.links
     passing = Passing(scaled, messages)
-    rises = [np.zeros(len(each), dtype=np.int64) for each in costs]
-    minima: list[int] = []
+    minimum = 0
     for v in range(len(costs)):
         total = passing.total(costs, v)
         share = total // passing.shares[v]
-        rest = total - share * len(passing.earlier[v])
-        minima.append(int(rest.min()))
-        rises[v] += rest - rest.min()
+        minimum += int((total - share * len(passing.earlier[v])).min())
         for position, push in passing.earlier[v]:
-            mine = share - messages.up[position]
-            at_u = push.push(mine) - messages.down[position]
-            at_v = scaled.forward[links[position].table].push(-messages.down[position]) + mine
-            least = at_u.min()
-            minima.append(int(least))
-            rises[links[position].u] += at_u - least
-            rises[v] += at_v - least
-    return minima, rises
+            minimum += int((push.push(share - messages.up[position]) - messages.down[position]).min())
+    return minimum
+
+
+def forced_minima(scaled: Scaled, messages: Messages, costs: list[IntArray]) -> list[IntArray]:
+    """For every state, what the messages prove (scaled) once that state is forced.
+
+    One sweep up and one down, in which every variable keeps its whole cost when its turn comes: what all others prove
+    is added to it. That proof is made of
+    - variables above v, which gave a share to every link to an earlier one on the way up, and these links;
+    - variables below v, which gave a share to every later link that ends at v or before, and these links; of the rest
+      of their cost the least.
+    Both the least rest and the least of a link are numbers; all that v's states differ in is v's own cost with the
+    messages to it.
+    """
+    passing = Passing(scaled, messages)
+    links = scaled.graph.links
+    from_above, from_below, rest = [0] * len(links), [0] * len(links), [0] * len(costs)
+    for v in range(len(costs) - 1, -1, -1):
+        total = passing.total(costs, v)
+        share = total // passing.shares[v]
+        for position, push in passing.earlier[v]:
+            message = push.push(share - passing.up[position])
+            from_above[position] = int(message.min())
+            passing.down[position] = message - from_above[position]
+        rest[v] = int((total - share * len(passing.earlier[v])).min())
+    proven = sum(from_above) + sum(rest)
+    least = [0] * len(costs)
+    minima = []
+    for v in range(len(costs)):
+        proven -= rest[v]
+        for position, _ in passing.earlier[v]:
+            proven += from_below[position] - from_above[position] - least[links[position].u]
+        total = passing.total(costs, v)
+        minima.append(total + proven)
+        # a share is rounded down, so a state's rest is at least the least share as often as it was kept
+        least[v] = int(total.min()) // passing.shares[v]
+        proven += least[v] * passing.shares[v]
+        share = total // passing.shares[v]
+        for position, push in passing.later[v]:
+            message = push.push(share - passing.down[position])
+            from_below[position] = int(message.min())
+            passing.up[position] = message - from_below[position]
+    return minima

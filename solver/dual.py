@@ -5,6 +5,7 @@ concave in the price, so a bracket closes in on the best price. Everything found
 """
 
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from fxpar.solver.warm import Start, resumed
 
 #: Sweeps at one price, and how many without progress end them.
 SWEEPS_PER_PRICE = 12
-SWEEPS_AT_ZERO = 25
+SWEEPS_AT_FIRST = 25
 SWEEPS_AT_LAST = 150
 #: At the last price small graphs are swept up to MOST_SWEEPS times, which touch PATIENCE table entries at most, as long
 #: as the pace of the last PACE sweeps promises something: some converge slowly, but all the way.
@@ -30,11 +31,15 @@ PROGRESS = 150
 #: Without any assignment yet: 1 / this of the bound.
 PROGRESS_ALONE = 20_000
 PRICES = 14
+#: No further price is tried where it could raise the bound by no more than 1 / this of the gap asked for.
+PROMISE = 8
 #: Prices that decoding is stirred at. Where memory does not bind: it is worth 1 / this of the cost. Where it does: this
 #: many 16ths of the best price. And sweeps at each.
 STIRRED_SHARES = (3, 30, 10, 2, 20, 4, 100, 8, 1000)
 STIRRED_TIMES = (12, 24, 8, 32, 4, 64, 2, 128)
 STIRRED_SWEEPS = 4
+#: Elimination is not tried on graphs with more table entries: looking for states to spare would take longer than it.
+WIDE = 20_000_000
 #: Decoding costs more than a sweep: only the first few sweeps and then every so many are decoded.
 DECODED_AT_FIRST = 5
 DECODED_EVERY = 5
@@ -47,6 +52,27 @@ class Point:
     price: int
     cost: int
     memory: int
+
+
+@dataclass(frozen=True)
+class Known:
+    """A choice, its cost in ns and memory in units, and a price in ns per unit at which it is about the cheapest."""
+
+    price: Fraction
+    cost: int
+    memory: int
+
+
+@dataclass(frozen=True)
+class Bracket:
+    """The best price lies between that of `low`, which needs more memory than there is, and that of `high`, which
+    fits."""
+
+    low: Known | None = None
+    high: Known | None = None
+
+
+NO_BRACKET = Bracket()
 
 
 class Dual:
@@ -77,6 +103,8 @@ class Dual:
         self.narrow = True
         self._gap = 0.0
         self._at_most: int | None = None
+        self._free: Point | None = None  # what price 0 gives, where that fits
+        self._best_price = False  # the bracket is closed
 
     def offer(self, choice: list[int]) -> None:
         """Puts a choice into the pool and keeps it if it is the best that fits."""
@@ -88,54 +116,84 @@ class Dual:
         if fits and (self.best_cost is None or (cost, choice) < (self.best_cost, self.best)):
             self.best, self.best_cost = list(choice), cost
 
-    def close(self, gap: float, at_most: int | None) -> None:
-        """Improves bound and choices until they are within `gap`, or progress ends.
+    def close(self, gap: float, at_most: int | None, bracket: Bracket = NO_BRACKET, prices: int = PRICES) -> Bracket:
+        """Improves bound and choices until they are within `gap`, or no other price promises much.
 
         at_most: ns, the cost of an assignment known from elsewhere: reaching it within `gap` is enough as well.
+        bracket: what is known of prices from elsewhere. prices: tried at most.
+        Returns what is known of prices by now.
         """
         self._gap = gap
         self._at_most = at_most
         budget = self.graph.budget
-        price, point = self._first(None if budget is None else SWEEPS_AT_ZERO)
-        low: Point | None = None
-        high: Point | None = None
-        for _ in range(PRICES):
+        low, high = self._own(bracket.low), self._own(bracket.high)
+        if low is not None and at_most is not None and low.cost >= at_most:
+            low = None
+        price, point = self._first(low)
+        for number in range(prices):
             if point is None or self._done():
-                return
+                break
             if budget is None or point.memory <= budget:
                 high = point
             else:
                 low = point
             if high is not None and high.price == 0:
-                self._run(0, 1 if budget is None else None)
-                one = 1 << (self.scaled.shift + PRICE_BITS)
-                self._stir([high.cost * one // (share * max(high.memory, 1)) for share in STIRRED_SHARES])
-                return
+                self._free = high
+                break
             if high is None and low is not None and low.price >= self.scaled.largest_price:
-                return
+                break
             next_price = self._between(low, high)
             if next_price is None:
+                self._best_price = True
+                break
+            if number + 1 == prices:
+                self._best_price = prices == PRICES
                 break
             price = min(next_price, self.scaled.largest_price)
             point = self._at(price, SWEEPS_PER_PRICE)
-        if self.narrow:
-            self.price = self.exact_price
-        else:
-            self.passing = Passing(self.scaled, self.messages)
-        self._run(self.price, None)
-        self._stir([self.price * times // 16 for times in STIRRED_TIMES])
+        return Bracket(self._known(low), self._known(high))
 
-    def _first(self, sweeps: int | None) -> tuple[int, Point | None]:
-        """The price to begin at and what it gives: that of the start, going on from its messages, or 0."""
+    def _own(self, known: Known | None) -> Point | None:
+        """Something known of a price, in this graph's units."""
+        if known is None:
+            return None
+        price = int(known.price * (1 << (self.scaled.shift + PRICE_BITS)))
+        return Point(min(price, self.scaled.largest_price), known.cost, known.memory)
+
+    def _known(self, point: Point | None) -> Known | None:
+        return None if point is None else Known(self.scaled.rational(point.price), point.cost, point.memory)
+
+    def persist(self, gap: float, at_most: int | None) -> None:
+        """Sweeps on at the best price for as long as that promises something, then stirs."""
+        self._gap = gap
+        self._at_most = at_most
+        one = 1 << (self.scaled.shift + PRICE_BITS)
+        if self._free is not None:
+            self._run(0, 1 if self.graph.budget is None else None)
+            self._stir([self._free.cost * one // (share * max(self._free.memory, 1)) for share in STIRRED_SHARES])
+        elif self._best_price:
+            if self.narrow:
+                self.price = self.exact_price
+            else:
+                self.passing = Passing(self.scaled, self.messages)
+            self._run(self.price, None)
+            self._stir([self.price * times // 16 for times in STIRRED_TIMES])
+
+    def _first(self, low: Point | None) -> tuple[int, Point | None]:
+        """The price to begin at and what it gives: that of the start, going on from its messages; that between `low`
+        and the best that fits; or 0."""
         price = 0
-        if self.start is not None and self.graph.budget is not None:
-            price = min(int(self.start.price * (1 << (self.scaled.shift + PRICE_BITS))), self.scaled.largest_price)
+        if self.graph.budget is not None:
+            if self.start is not None:
+                price = min(int(self.start.price * (1 << (self.scaled.shift + PRICE_BITS))), self.scaled.largest_price)
+            elif low is not None and (self.best is not None or self._at_most is not None):
+                price = min(self._first_price(low), self.scaled.largest_price)
         point = self._exactly(price)
         if self.narrow:
             return price, point
         if self.start is not None:
             resumed(self.scaled, self.passing, self.start, self.scaled.priced(price))
-        return price, self._run(price, sweeps)
+        return price, self._run(price, SWEEPS_AT_FIRST)
 
     def _stir(self, prices: list[int]) -> None:
         """Decodes where the messages of other prices lead: at one price alone, decoding may stay far from the bound.
@@ -194,6 +252,9 @@ class Dual:
 
     def _exactly(self, price: int) -> Point | None:
         """Solves the priced graph by elimination. None if it is too wide (then `narrow` ends) or impossible."""
+        if self.passing.work > WIDE:
+            self.narrow = False
+            return None
         costs = self.scaled.priced(price)
         priced = replace(self.graph, costs=tuple(costs), tables=self.scaled.tables, budget=None, constant=0)
         live = arc_consistent(self.arcs, undominated(priced, all_states(priced), binding=False))
@@ -281,10 +342,24 @@ class Dual:
         budget = self.graph.budget
         assert budget is not None
         one = 1 << (self.scaled.shift + PRICE_BITS)
-        if self.best_cost is not None and self.best is not None:
-            freed = low.memory - self.graph.weight(self.best)
-            return max(1, (self.best_cost - low.cost) * one // max(freed, 1))
+        fitting = [(self.best_cost, self.graph.weight(self.best))] if self.best_cost is not None and self.best else []
+        if self._at_most is not None:
+            fitting.append((self._at_most, budget))
+        if fitting:
+            cost, memory = min(fitting)
+            return max(1, (cost - low.cost) * one // max(low.memory - memory, 1))
         return max(1, abs(low.cost) * one // (1000 * max(low.memory - budget, 1)))
+
+    def _promise(self, low: Point, high: Point) -> int:
+        """By how much (ns) the bound could rise between two prices: no choice is below its own line, and the higher
+        of what the lines give at the ends is had already."""
+        budget = self.graph.budget
+        assert budget is not None
+        over, under = low.memory - budget, budget - high.memory
+        meeting = low.cost + (high.cost - low.cost) * over // max(over + under, 1)
+        at_low = low.cost + int(self.scaled.rational(low.price) * over)
+        at_high = high.cost - int(self.scaled.rational(high.price) * under)
+        return meeting - max(at_low, at_high)
 
     def _between(self, low: Point | None, high: Point | None) -> int | None:
         """The next price: where the priced costs of both ends meet, kept off the ends; None when they are close."""
@@ -292,11 +367,11 @@ class Dual:
             assert low is not None
             if self.start is not None and low.price:
                 return max(low.price + 1, low.price * 9 // 8)
-            return self._first_price(low) if low.price == 0 else 4 * low.price
+            return self._first_price(low) if low.price == 0 else max(2 * low.price, min(self._first_price(low), 4 * low.price))
         if low is None:
             return high.price * 7 // 8
         width = high.price - low.price
-        if width <= max(1, high.price // 200):
+        if width <= max(1, high.price // 200) or self._promise(low, high) * PROMISE <= self._gap * abs(low.cost):
             return None
         one = 1 << (self.scaled.shift + PRICE_BITS)
         meet = (high.cost - low.cost) * one // max(low.memory - high.memory, 1)

@@ -3,6 +3,8 @@
 Tables made from layouts repeat rows and columns many times over; equal ones are computed once.
 """
 
+from __future__ import annotations
+
 import numpy as np
 
 from fxpar.solver.problem import IntArray
@@ -31,23 +33,27 @@ def core_of(table: IntArray) -> tuple[IntArray, IntArray, IntArray]:
     return np.ascontiguousarray(table[np.ix_(rows, columns)]), row_of, column_of
 
 
-class MinPlus:
-    """One direction of one table, [inputs, outputs]."""
+def both_directions(table: IntArray) -> tuple[MinPlus, MinPlus]:
+    """The pushes from rows to columns and from columns to rows."""
+    if table.size < SMALL_TABLE:
+        return MinPlus(table), MinPlus(table.T)
+    core, row_of, column_of = core_of(table)
+    if 2 * core.size > table.size:
+        return MinPlus(table), MinPlus(table.T)
+    return MinPlus(core, row_of, column_of), MinPlus(core.T, column_of, row_of)
 
-    def __init__(self, table: IntArray) -> None:
-        self.core = np.ascontiguousarray(table)
+
+class MinPlus:
+    """One direction of one table, [inputs, outputs]; of its core where rows and columns repeat (see `core_of`)."""
+
+    def __init__(self, core: IntArray, row_of: IntArray | None = None, column_of: IntArray | None = None) -> None:
+        self.core = np.ascontiguousarray(core)
+        self.column_of = column_of
         self.row_order: IntArray | None = None
         self.row_starts: IntArray | None = None
-        self.column_of: IntArray | None = None
-        if table.size < SMALL_TABLE:
-            return
-        core, row_of, column_of = core_of(table)
-        if 2 * core.size > table.size:
-            return
-        self.core = core
-        self.row_order = np.argsort(row_of, kind="stable")
-        self.row_starts = np.searchsorted(row_of[self.row_order], np.arange(len(core)))
-        self.column_of = column_of
+        if row_of is not None:
+            self.row_order = np.argsort(row_of, kind="stable")
+            self.row_starts = np.searchsorted(row_of[self.row_order], np.arange(len(core)))
 
     def push(self, a: IntArray) -> IntArray:
         """The vector out[j] = min_i (a[i] + table[i, j])."""

@@ -10,10 +10,10 @@ from fractions import Fraction
 import numpy as np
 
 from fxpar.solver.arcs import Arcs, all_states, arc_consistent, undominated
-from fxpar.solver.bound import excesses, proven_minimum
+from fxpar.solver.bound import forced_minima
 from fxpar.solver.decode import Neighbourhood
-from fxpar.solver.dual import Dual
-from fxpar.solver.graph import BLOCKED, BoolArray, Graph, merge, restrict
+from fxpar.solver.dual import PRICES, WIDE, Bracket, Dual, Known
+from fxpar.solver.graph import BLOCKED, BoolArray, Graph, IntArray, merge, restrict
 from fxpar.solver.order import narrow_order, reordered
 from fxpar.solver.problem import FORBIDDEN, LARGEST_TOTAL_MEMORY, Edge, Problem, Variable
 from fxpar.solver.residue import residue_size, solve_residue
@@ -27,7 +27,11 @@ POOL_SIZE = 4_000
 MOST_PER_VARIABLE = (1, 2, 3, 4, 6, 8, 12, 16, 32)
 #: Deterministic CP-SAT time per unit of effort; one is about a second.
 TIME_PER_EFFORT = 0.3
-ROUNDS = 4
+ROUNDS = 6
+#: Graphs of more states are not searched for states that others replace: it takes longer than it spares.
+MANY_STATES = 30_000
+#: Only graphs of fewer states may be small enough to settle.
+FEW_STATES = 6_000
 
 Progress = Callable[[str], None]
 
@@ -90,6 +94,7 @@ class _Run:
         self.multiplier = Fraction(0)
         self.min_memory: int | None = None
         self.start = start
+        self.bracket = Bracket()
 
     def solve(self, candidates: Sequence[Sequence[int]]) -> Solution:
         for candidate in candidates:
@@ -132,11 +137,19 @@ class _Run:
             self.best, self.best_cost = assignment, cost
 
     def fit(self, graph: Graph, candidate: Sequence[int]) -> None:
-        """Offers what is left of a candidate that needs too much memory when it gives up time for memory."""
+        """Offers what is left of a candidate that holds forbidden pairs when it avoids them, or that needs too much
+        memory when it gives up time for memory."""
         assert graph.budget is not None
-        if graph.cost(candidate) >= BLOCKED or graph.weight(candidate) <= graph.budget:
-            return
         near = Neighbourhood(graph, graph.tables, list(graph.costs), list(candidate))
+        if graph.cost(candidate) >= BLOCKED:
+            near.descend(None)
+            if graph.cost(near.choice) >= BLOCKED:
+                return
+            self.offer(near.choice)
+        if near.memory <= graph.budget:
+            return
+        if self.bracket.low is None or graph.cost(near.choice) < self.bracket.low.cost:
+            self.bracket = Bracket(Known(Fraction(0), graph.cost(near.choice), near.memory))
         if near.fit(graph.budget):
             near.descend(graph.budget)
             self.offer(near.choice)
@@ -161,7 +174,8 @@ class _Run:
         consistent = arc_consistent(arcs, live)
         if consistent is None:
             return None
-        consistent = arc_consistent(arcs, undominated(graph, consistent, graph.budget is not None))
+        if sum(int(mask.sum()) for mask in consistent) <= MANY_STATES:
+            consistent = arc_consistent(arcs, undominated(graph, consistent, graph.budget is not None))
         return None if consistent is None else restrict(graph, consistent)
 
     def by_rounds(self, graph: Graph) -> bool:
@@ -169,44 +183,74 @@ class _Run:
         current = graph
         for number in range(ROUNDS):
             before = (self.best_cost, self.bound)
-            dual = self.bounded(current, pruned=number > 0)
+            pruned = number > 0
+            dual = self.bounded(current, pruned, first=number == 0)
             if dual.impossible:
                 return self.best is not None and self.nothing_better()
             if self.best is None and not self.find_any(dual):
                 return False
-            if self.best is None or self.best_cost == self.bound:
-                return True
-            smaller = self.promising(dual)
+            smaller = self.narrowed(dual)
             if smaller is None:
-                return self.nothing_better()
-            if residue_size(smaller) <= SETTLE_SIZE:
-                self.settle(smaller, whole=True)
                 return True
-            self.settle(self.pooled(dual), whole=False)
-            shrunk = 10 * _count(smaller) <= 9 * _count(current)
-            if self.close_enough() or not shrunk or (number and not self.gained(before)):
-                return True
+            if 2 * _count(smaller) > _count(current):
+                # the bound is not good enough to spare many states: it takes all that sweeps can do
+                dual.persist(self.gap / 2, self.best_cost)
+                self.take(dual, pruned)
+                smaller = self.narrowed(dual)
+                if smaller is None or 10 * _count(smaller) > 9 * _count(current):
+                    return True
+                if number and not self.gained(before):
+                    return True
             current = smaller
         return True
 
-    def bounded(self, graph: Graph, pruned: bool) -> Dual:
-        """Runs the search over prices on `graph` and takes over what it finds."""
+    def narrowed(self, dual: Dual) -> Graph | None:
+        """Looks for better among the states that `dual` points to; what of its graph could still hold something better.
+        None: nothing is left to do."""
+        if self.best is None or self.best_cost == self.bound:
+            return None
+        minima = forced_minima(dual.scaled, dual.messages, dual.scaled.priced(dual.price))
+        for last in (False, True):
+            if last or self.promised(dual, minima) <= FEW_STATES:
+                smaller = self.promising(dual, minima)
+                if smaller is None:
+                    self.nothing_better()
+                    return None
+                if residue_size(smaller) <= SETTLE_SIZE:
+                    self.settle(smaller, whole=True)
+                    return None
+                if last:
+                    return smaller
+            self.settle(self.pooled(dual, minima), whole=False)
+            if self.close_enough():
+                return None
+        return None
+
+    def bounded(self, graph: Graph, pruned: bool, first: bool) -> Dual:
+        """Runs the search over prices on `graph` and takes over what it finds; on a wide graph at first for one price
+        only: once something good is found there, states can be spared."""
         dual = Dual(graph, Arcs(graph), self.start)
         known = None if self.best is None else graph.positions(self.best)
         if known is not None:
             dual.offer(known)
-        dual.close(self.gap / 2, self.best_cost)
+        prices = 1 if first and dual.passing.work > WIDE else PRICES
+        self.bracket = dual.close(self.gap / 2, self.best_cost, self.bracket, prices)
+        self.take(dual, pruned)
+        return dual
+
+    def take(self, dual: Dual, pruned: bool) -> None:
+        """Takes over the best choice and the bound that `dual` has by now."""
         if dual.best is not None:
-            self.offer(graph.original(dual.best))
+            self.offer(dual.graph.original(dual.best))
         bound, price = dual.proven()
         self.raise_bound(bound, dual.scaled.rational(price), pruned)
         self.start = start_from(dual.scaled, dual.messages, dual.price)
         self.progress(f"{'elimination' if dual.narrow else 'message passing'}: {self.standing()}")
-        return dual
 
     def find_any(self, dual: Dual) -> bool:
         """Looks for an assignment where decoding found none. False: proven that there is none."""
-        self.settle(self.pooled(dual), whole=False)
+        minima = forced_minima(dual.scaled, dual.messages, dual.scaled.priced(dual.price))
+        self.settle(self.pooled(dual, minima), whole=False)
         budget = dual.graph.budget
         if self.best is None and budget is not None and self.find_small_memory() > budget:
             return False
@@ -225,35 +269,36 @@ class _Run:
         self.progress(f"least memory: at least {solution.bound} units")
         return solution.bound if solution.status is not Status.INFEASIBLE else LARGEST_TOTAL_MEMORY
 
-    def promising(self, dual: Dual) -> Graph | None:
+    def promised(self, dual: Dual, minima: Sequence[IntArray]) -> int:
+        """How many states could still be part of something better than the best."""
+        ceiling = self.ceiling(dual)
+        return sum(int((minimum <= ceiling).sum()) for minimum in minima)
+
+    def promising(self, dual: Dual, minima: Sequence[IntArray]) -> Graph | None:
         """The graph of `dual` without states that its bound proves unable to beat the best; None if nothing can."""
-        threshold = self.rise_allowed(dual)
-        rises = excesses(dual.scaled, dual.messages, dual.scaled.priced(dual.price))
-        return self.shrink(dual.graph, [rise <= threshold for rise in rises])
+        ceiling = self.ceiling(dual)
+        return self.shrink(dual.graph, [minimum <= ceiling for minimum in minima])
 
-    def rise_allowed(self, dual: Dual) -> int:
-        """The largest (scaled) rise of the proven minimum that still leaves room for something better than the best."""
+    def ceiling(self, dual: Dual) -> int:
+        """The largest (scaled) minimum that still leaves room for something better than the best."""
         assert self.best_cost is not None
-        costs = dual.scaled.priced(dual.price)
-        minimum = proven_minimum(dual.scaled, dual.messages, costs)
-        return dual.scaled.room(minimum, dual.price, self.best_cost - 1)
+        return dual.scaled.room(0, dual.price, self.best_cost - 1)
 
-    def pooled(self, dual: Dual) -> Graph | None:
+    def pooled(self, dual: Dual, minima: Sequence[IntArray]) -> Graph | None:
         """The graph of `dual` with the states of good decoded choices, and as many of the next best as stay small."""
         arcs = Arcs(dual.graph)
         for share in (1, 2, 4, 8, 16):
             chosen = self.consistent(dual.graph, arcs, dual.pooled_states(share))
             if chosen is not None and residue_size(chosen) <= POOL_SIZE:
                 break
-        rises = excesses(dual.scaled, dual.messages, dual.scaled.priced(dual.price))
-        widest = max(int(rise.max()) for rise in rises) if self.best_cost is None else self.rise_allowed(dual)
+        widest = max(int(each.max()) for each in minima) if self.best_cost is None else self.ceiling(dual)
         used = dual.pooled_states(share)
-        by_rise = [np.argsort(rise, kind="stable") for rise in rises]
+        by_minimum = [np.argsort(minimum, kind="stable") for minimum in minima]
         for most in MOST_PER_VARIABLE:
             masks = []
-            for mask, rise, order in zip(used, rises, by_rise, strict=True):
+            for mask, minimum, order in zip(used, minima, by_minimum, strict=True):
                 wider = mask.copy()
-                wider[order[:most]] |= rise[order[:most]] <= widest
+                wider[order[:most]] |= minimum[order[:most]] <= widest
                 masks.append(wider)
             graph = self.consistent(dual.graph, arcs, masks)
             if graph is not None and residue_size(graph) > POOL_SIZE:

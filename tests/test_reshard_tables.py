@@ -13,7 +13,7 @@ from fxpar.plans.layout import REPLICATE, Partial, Shard, valid_layout
 from fxpar.plans.mesh import parse_mesh
 from fxpar.plans.program import TensorType
 from fxpar.prices import Prices
-from fxpar.reshard_tables import ReshardTable
+from fxpar.reshard_tables import KnownPairs, ReshardTable
 
 CLUSTERS = {"2": "2:cpu", "3": "3:cpu", "2x2": "2x2:h100", "2x8": "2x8:h100", "4x8": "4x8:h100",
             "2x2x2": "4x2:h100", "4x8x8": "32x8:h100"}
@@ -53,21 +53,28 @@ def test_a_table_holds_the_price_of_every_pair(case, kind_of_prices):
         return
     table = ReshardTable(dims, mesh, [p for lay in (*sources, *targets) for p in lay],
                          lambda step, axis, n, shared: prices.move_ns(step, axis, n, "bfloat16", shared), priced)
-    found = table.matrix(sources, targets, lambda a, b: price(a, b, dims, kind))
+    found = table.matrix(sources, targets)
     assert found.tolist() == [[price(s, t, dims, kind) for t in targets] for s in sources]
 
 
-def test_few_pairs_are_left_to_be_priced_alone():
-    mesh, dims = parse_mesh("4x8x8"), ((256, 4096), (8192,))
-    prices = Prices(parse_cluster("32x8:h100"), mesh)
-    places = [REPLICATE, Partial("sum"), Shard(0), Shard(0, 1), Shard(0, 0, 2), Shard(1)]
-    layouts = [lay for lay in product(places, repeat=3) if valid_layout(lay, dims)]
-    table = ReshardTable(
-        dims, mesh, places, lambda step, axis, n, shared: prices.move_ns(step, axis, n, "bfloat16"), "reshard"
-    )
-    asked = []
-    table.matrix(layouts, layouts, lambda a, b: asked.append((a, b)) or 0)
-    assert len(asked) < len(layouts) ** 2 / 100
+@given(cases(), st.data())
+def test_pairs_computed_before_are_the_same(case, data):
+    mesh, dims, sources, targets, priced = case
+    cluster = parse_cluster(CLUSTERS["x".join(map(str, mesh.sizes))])
+    kind = TensorType(tuple(int(np.prod(atoms)) for atoms in dims), "bfloat16")
+    known = KnownPairs(dims, mesh, lambda step, axis, n, shared: Prices(cluster, mesh).move_ns(
+        step, axis, n, "bfloat16", shared), priced)
+    price = getattr(Prices(cluster, mesh), f"{priced}_ns")
+    for _ in range(3):
+        some = data.draw(st.lists(st.sampled_from(sources), min_size=1, max_size=4, unique=True))
+        others = data.draw(st.lists(st.sampled_from(targets), min_size=1, max_size=4, unique=True))
+        try:
+            expected = [[price(s, t, dims, kind) for t in others] for s in some]
+        except ValueError:
+            with pytest.raises(ValueError, match="no "):
+                known.table(some, others)
+            return
+        assert known.table(some, others).tolist() == expected
 
 
 @pytest.mark.parametrize("pairs", [1, 400])
