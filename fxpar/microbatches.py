@@ -223,10 +223,11 @@ class _Splitter:
             ways[placement] = way
 
     def offer_part(self, value: int, shard: Shard) -> None:
-        known = self.known[value]
-        if not (known.of_batch and known.of_parameters) and REPLICATE in known.ways and shard.first == 0 and (
-            self.even(self.program.dims[value], shard) and self.program.dims[value][shard.dim] == self.batch_atoms
-        ):
+        known, dims = self.known[value], self.program.dims[value]
+        if known.of_parameters or REPLICATE not in known.ways or shard.first or not self.even(dims, shard):
+            return
+        # a weight is not cut in time, nor what merely is as long as the batch
+        if dims[shard.dim] == self.batch_atoms and (known.of_batch or self.of_atom[value][shard.dim][0] in self.batch):
             self.offer(value, shard, _Way(known.ways[REPLICATE].weight + PART_OF_WHOLE, None, "part"))
 
     def offer_share(self, value: int) -> None:
