@@ -83,11 +83,9 @@ def stage_at(program: Program, cuts: Sequence[int]) -> tuple[int, ...]:
 
 def cut_problems(program: Program, cuts: Sequence[int]) -> Iterator[str]:
     """What is wrong with cutting forward before the nodes ``cuts``."""
-    forward = sum(node.phase == "forward" for node in program.nodes)
-    if list(cuts) != sorted(set(cuts)) or any(not 0 < cut < forward for cut in cuts):
-        yield f"stages are cut at {list(cuts)[:8]}, of {forward} forward ops"
-    if any(node.phase == "forward" for node in program.nodes[forward:]):
-        yield "forward ops stand behind backward ops in a program that is cut into stages"
+    last = max((n for n, node in enumerate(program.nodes) if node.phase == "forward"), default=0)
+    if list(cuts) != sorted(set(cuts)) or any(not 0 < cut <= last for cut in cuts):
+        yield f"stages are cut before nodes {list(cuts)[:8]}, the last forward op is node {last}"
 
 
 def cut_stages(program: Program, stages: Sequence[int], count: int) -> Stages:

@@ -62,6 +62,11 @@ def load(plan: Plan | bytes | str | Path, model: M, *, group: dist.ProcessGroup 
     if isinstance(model, ParallelModule):
         raise FxparError("the model is loaded already", way_out="call load on a freshly built model")
     decoded = plan if isinstance(plan, Plan) else decode(plan) if isinstance(plan, bytes) else read_plan(plan)
+    if decoded.decisions.pipeline is not None:
+        from fxpar.runtime.load_stages import load_stages  # it needs the checks below
+
+        stages = load_stages(decoded, model, group)
+        return cast(M, _become_parallel(model, _State(decoded.program, decoded.decisions, stages.groups, stages, seed)))
     groups = connect(decoded.decisions.mesh, group)
     problem: FxparError | None = None
     mark = ""
@@ -120,21 +125,31 @@ def rewritten(plan: Plan, coords: tuple[int, ...]) -> LocalProgram | Pieces:
         ) from error
 
 
-def agree(mark: str, problem: FxparError | None, groups: MeshGroups) -> None:
+def agree(
+    mark: str, problem: FxparError | None, groups: MeshGroups, sequence: str = "", place: int = 0
+) -> None:
     """Tell every rank whether all are fine and run the same plan.
+
+    Args:
+        mark: of the plan, the same on every rank.
+        sequence: of this rank's collectives, the same on every rank at the same ``place`` of a pipeline.
 
     Raises:
         FxparError: this rank's problem, or that of the first rank that has one.
         PlanMismatch: two ranks have different plans.
     """
     told: list[Any] = [None] * groups.mesh.world_size
-    dist.all_gather_object(told, (mark, None if problem is None else str(problem)), group=groups.everyone)
+    mine = ((mark, place, sequence), None if problem is None else str(problem))
+    dist.all_gather_object(told, mine, group=groups.everyone)
     if problem is not None:
         raise problem
     for rank, (_, text) in enumerate(told):
         if text is not None:
             raise PlanMismatch(f"rank {rank} cannot load the plan", numbers=text)
-    others = [rank for rank, (other, _) in enumerate(told) if other != told[0][0]]
+    first: dict[int, Any] = {}  # by place, what its first rank runs
+    for (_mark, where, what), _text in told:
+        first.setdefault(where, (told[0][0][0], what))
+    others = [rank for rank, ((other, where, what), _) in enumerate(told) if (other, what) != first[where]]
     if others:
         raise PlanMismatch(
             f"ranks {', '.join(map(str, others))} have another plan than rank 0",

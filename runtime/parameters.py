@@ -157,18 +157,27 @@ def shard(
     result: dict[int, nn.Parameter] = {}
     for entry, layout in zip(program.inputs, layouts, strict=True):
         if entry.kind == "parameter":
-            dims = program.dims[entry.value]
-            placements = _placements(entry, dims, layout, groups)
-            parameter = _sharded(tensors[entry.name], dims, layout, placements, groups)
+            parameter = sharded_parameter(tensors[entry.name], entry, program.dims[entry.value], layout, groups)
             result[entry.value] = parameter
             for name in (entry.name, *entry.ties):
-                module, key = _owner(model, name)
+                module, key = owner_module(model, name)
                 module.register_parameter(key, parameter)
         elif entry.kind == "buffer":
             for name in (entry.name, *entry.ties):
-                module, key = _owner(model, name)
+                module, key = owner_module(model, name)
                 setattr(module, key, tensors[entry.name].to(groups.device))
     return result
+
+
+def sharded_parameter(
+    tensor: torch.Tensor, entry: Input, dims: Dims, layout: Layout, groups: MeshGroups
+) -> nn.Parameter:
+    """The parameter as a DTensor of which this rank holds its piece.
+
+    Raises:
+        PlanFileError: the layout cannot be said in torch's placements.
+    """
+    return _sharded(tensor, dims, layout, _placements(entry, dims, layout, groups), groups)
 
 
 def _placements(entry: Input, dims: Dims, layout: Layout, groups: MeshGroups) -> tuple[Placement, ...]:
@@ -203,6 +212,7 @@ def as_dtensor(
     )
 
 
-def _owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
+def owner_module(model: nn.Module, name: str) -> tuple[nn.Module, str]:
+    """The module that a dotted name's last part is an attribute of, and that part."""
     path, _, key = name.rpartition(".")
     return model.get_submodule(path), key

@@ -7,7 +7,17 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from fxpar.plans.layout import Dims, Layout, Partial, Placement, Replicate, Shard, valid_layout, whole_dims
+from fxpar.plans.layout import (
+    REPLICATE,
+    Dims,
+    Layout,
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    valid_layout,
+    whole_dims,
+)
 from fxpar.plans.mesh import Axis, Mesh
 from fxpar.plans.plan import (
     Candidate,
@@ -16,12 +26,14 @@ from fxpar.plans.plan import (
     Decisions,
     Fingerprint,
     Overlap,
+    Pipeline,
     Plan,
     Prediction,
     Proof,
     Question,
 )
 from fxpar.plans.program import Constant, Dtype, Input, Node, Output, Program, Ref, TensorType
+from fxpar.plans.schedule import Schedule
 
 SMALL = [1, 2, 3, 4, 5, 8]
 
@@ -126,6 +138,17 @@ def proofs(draw: Any) -> Proof:
                  draw(links))
 
 
+def in_stages(decisions: Decisions) -> Decisions:
+    """The decisions with one mesh axis more, of a single stage."""
+    mesh = Mesh((*decisions.mesh.axes, Axis("pp", 1)))
+    row = ("0UNSHARD", "0F0", "0B0", "0REDUCE_GRAD", "0RESHARD")
+    return Decisions(
+        mesh, tuple((*c, ".") for c in decisions.choices), tuple((*lay, REPLICATE) for lay in decisions.inputs),
+        tuple((*lay, REPLICATE) for lay in decisions.outputs), decisions.recompute,
+        pipeline=Pipeline(len(mesh.axes) - 1, (), Schedule("1f1b", 1, 1, (row,))),
+    )
+
+
 @st.composite
 def plans(draw: Any) -> Plan:
     """Plans that hold together, of programs that could not run."""
@@ -138,6 +161,9 @@ def plans(draw: Any) -> Plan:
         tuple(draw(layouts(program.dims[o.value], mesh)) for o in program.outputs),
         tuple(i for i, n in enumerate(program.nodes) if n.phase == "forward" and draw(st.booleans())),
     )
+    if draw(st.booleans()):
+        decisions = in_stages(decisions)
+        mesh = decisions.mesh
     candidates = st.builds(Candidate, TEXT, st.just(mesh), st.booleans(), st.none() | predictions(), TEXT)
     questions = st.builds(
         Question, st.tuples(*[st.sampled_from(["", "dp", "tp"])] * len(mesh.axes)), st.none() | st.booleans(),
