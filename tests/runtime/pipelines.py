@@ -42,8 +42,9 @@ def module_of(name):
     found = importlib.util.spec_from_file_location(f"batch_of_{BATCH}_{name}", place)
     module = importlib.util.module_from_spec(found)
     found.loader.exec_module(module)
-    assert hasattr(module, "BATCH")
-    module.BATCH = BATCH
+    sized = getattr(module, "_bert", module)  # the model whose inputs these are
+    assert sized.BATCH
+    sized.BATCH = BATCH
     return module
 
 
@@ -127,7 +128,7 @@ def alone(name):
                 judge = getattr(module_of(name), "loss", None)
                 loss = judge(output, (args, kwargs)) if judge else output.loss if hasattr(output, "loss") else output
                 loss.backward()
-            losses.append(float(loss))
+            losses.append(float(loss.detach()))
         if not step:
             first = {n: None if p.grad is None else p.grad.clone() for n, p in model.named_parameters()}
         norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)))
