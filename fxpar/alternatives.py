@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from fxpar.formulate import Formulation, NodeFilter, formulate
 from fxpar.memory_units import unit_for
+from fxpar.often import in_time_of
 from fxpar.plans.errors import Infeasible
 from fxpar.plans.plan import Decisions, Prediction
 from fxpar.plans.program import Program
@@ -65,6 +66,7 @@ def _solved(
         formulation = formulate(
             program, decisions.mesh, prices, budget_bytes=budget_bytes, optimizer_bytes=optimizer_bytes,
             recompute=decisions.recompute, reuse="free", node_filter=keep, unit=unit_for(budget_bytes),
+            in_time=in_time_of(decisions),
         )
     except Infeasible:
         return None

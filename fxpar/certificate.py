@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from fxpar.certify import unrecorded
 from fxpar.finding import Finding
 from fxpar.formulate import Formulation, formulate
+from fxpar.often import in_time_of
 from fxpar.overlap import QUARTERS, CommunicationPrices, mixture
 from fxpar.plans.errors import FxparError
 from fxpar.plans.plan import Certificate, Plan, Proof
@@ -112,6 +113,7 @@ def cost_alone(plan: Plan, prices: Prices) -> Finding:
     formulation = formulate(
         plan.program, plan.decisions.mesh, prices, budget_bytes=None, optimizer_bytes=lambda dtype, name: 0,
         recompute=plan.decisions.recompute, reuse="free",
+        in_time=in_time_of(plan.decisions),
     )
     assignment = formulation.assignment(plan.decisions)
     cost = None if assignment is None else formulation.problem.cost(assignment)

@@ -36,7 +36,7 @@ def question_of(
         roles, parameters_cut, batch_dim, bool(formulation.modes), formulation.problem.budget, sizes,
         solver.problem_digest(formulation.problem), msgspec.json.encode(prices.cluster, order="sorted"),
         constraints.zero, tuple(pin.text for pin in constraints.pins), formulation.reuse, formulation.temporaries,
-        formulation.unit,
+        formulation.unit, formulation.in_time.reduce_each, formulation.in_time.hold,
     )
 
 

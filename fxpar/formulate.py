@@ -34,6 +34,7 @@ from fxpar.modes import (
     pinned_modes,
     times,
 )
+from fxpar.often import ALONE, InTime, Often
 from fxpar.plans.errors import Infeasible
 from fxpar.plans.layout import Dims, Layout, Partial, replicated
 from fxpar.plans.mesh import Mesh
@@ -75,6 +76,7 @@ class Formulation:
     reuse: Reuse = "never"
     temporaries: tuple[int, ...] = ()
     unit: int = MEMORY_UNIT
+    in_time: InTime = ALONE
 
     def decisions(self, assignment: Sequence[int]) -> Decisions:
         """The decisions that an assignment stands for."""
@@ -93,6 +95,7 @@ class Formulation:
             output_layouts(self.program, inputs, self.mesh),
             tuple(n for n in recompute if n not in held),
             reuse,
+            *self.in_time.decided(self.program),
         )
 
     def _holds(self, hub: int, assignment: Sequence[int]) -> bool:
@@ -199,6 +202,7 @@ def formulate(
     input_filter: InputFilter | None = None,
     tied: bool = True,
     unit: int = MEMORY_UNIT,
+    in_time: InTime = ALONE,
 ) -> Formulation:
     """The placement problem of a program on a mesh.
 
@@ -212,6 +216,7 @@ def formulate(
         node_filter, input_filter: the user's constraints.
         tied: repeated layers share decisions.
         unit: bytes of a unit of memory.
+        in_time: of a program that repeats, what is done once a step and what by every microbatch.
 
     Raises:
         Infeasible: the constraints leave some node or input without any choice.
@@ -266,11 +271,11 @@ def formulate(
         input_states[c] = tuple(layouts)
         names[c] = item.name
         costs[c] = np.zeros(len(layouts), np.int64)
-        extra = 0
+        extra, grad = 0, item.requires_grad and (program.time is None or in_time.reduce_each)
         if item.kind == "parameter" and item.requires_grad:
             extra = optimizer_bytes(kind.dtype, item.name)
         memory[c] = classes.sizes[c] * np.array(
-            [units(_input_bytes(prices, lay, dims, kind, item.requires_grad, extra), unit) for lay in layouts], np.int64
+            [units(_input_bytes(prices, lay, dims, kind, grad, extra), unit) for lay in layouts], np.int64
         )
     # a value that a node reads twice is brought into a layout once: one edge for all its operands
     edges: Counter[tuple[int, int, int, tuple[int, ...], bool, Part | None, Dims, TensorType]] = Counter()
@@ -308,14 +313,21 @@ def formulate(
         dims, kind = program.dims[output.value], program.types[output.value]
         if output.kind in ("gradient", "buffer"):
             edges[s.owner, s.output, owner_of[output.name], (), False, None, dims, kind] += 1
+            if output.kind == "gradient" and program.time is not None and not in_time.reduce_each:
+                memory[s.owner] = memory[s.owner] + np.array([
+                    units(prices.stored_bytes(lay, dims, kind.dtype), unit) for lay in out_layouts(s.owner, s.output)
+                ], np.int64)
         else:
             left = builder.matrix(out_layouts(s.owner, s.output), (whole,), dims, kind, "reshard")
             costs[s.owner] = costs[s.owner] + left[:, 0]
     result_edges = []
+    often = Often(program, classes, in_time)
+    costs = [often.costs(c, row) for c, row in enumerate(costs)]
     for (u, o, v, operands, crossing, part, dims, kind), weight in edges.items():
         wanted = tuple(tuple(s.inputs[i] for s in node_states[v]) for i in operands) or (input_states[v],)
         price: PriceKind = "gradient" if not operands else "input" if u in input_states else "reshard"
         pair: Pair | Copies | None = modes.pair(u, v, crossing) if operands else None
+        weight *= often.edge(u, v, bool(operands))
         if part is not None:
             pair = Copies(modes.hubs[v], part, modes.always)
         if u == v:
@@ -335,7 +347,7 @@ def formulate(
     )
     return Formulation(
         program, mesh, classes, node_states, input_states, problem, recompute or (), modes.states, copies, modes.hubs,
-        reuse, unit=unit,
+        reuse, unit=unit, in_time=in_time,
     )
 
 
@@ -363,10 +375,8 @@ def with_temporaries(formulation: Formulation, prices: Prices, values: Sequence[
 
 def _input_bytes(prices: Prices, layout: Layout, dims: Dims, kind: TensorType, grad: bool, optimizer: int) -> int:
     size = prices.stored_bytes(layout, dims, kind.dtype)
-    if not grad:
-        return size
-    elements = prices.stored_bytes(layout, dims, "int8")
-    return 2 * size + optimizer * elements
+    elements = prices.stored_bytes(layout, dims, "int8") if optimizer else 0
+    return (2 if grad else 1) * size + optimizer * elements
 
 
 def _pending(choice: JointChoice) -> bool:

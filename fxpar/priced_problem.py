@@ -12,6 +12,7 @@ from fxpar.constraints import apply, filters, read_constraints
 from fxpar.cost.cluster import Cluster, parse_cluster, preset_names
 from fxpar.formulate import Formulation, formulate, with_temporaries
 from fxpar.names import batch_class, classes_of
+from fxpar.often import InTime
 from fxpar.plans.errors import PlanFileError
 from fxpar.plans.mesh import Mesh
 from fxpar.plans.plan import Plan, Question
@@ -72,6 +73,7 @@ def formulate_question(
         optimizer_bytes=lambda dtype, name: sizes[name],
         recompute=None if question.recompute_free else recompute, reuse=question.reuse,
         node_filter=node_filter, input_filter=input_filter, unit=question.memory_unit,
+        in_time=InTime(question.reduce_each, question.hold),
     )
     return with_temporaries(made, prices, question.temporaries) if question.temporaries else made
 

@@ -22,6 +22,7 @@ from fxpar.layers import tie_layers
 from fxpar.memory_units import unit_for
 from fxpar.modes import DROPPED, Reuse, pinned_modes
 from fxpar.names import batch_class, classes_of, names_of
+from fxpar.often import ALONE, InTime, in_time_of, made_by_hand, ways_in_time
 from fxpar.plans.errors import Infeasible
 from fxpar.plans.lifetimes import hub_partners, keep_copies
 from fxpar.plans.mesh import Axis, Mesh
@@ -155,7 +156,7 @@ class Search:
 
     def formulate(
         self, mesh: Mesh, roles: tuple[str, ...], sharded: bool | None, budget: int | None,
-        recompute: tuple[int, ...] | None, reuse: Reuse = "never",
+        recompute: tuple[int, ...] | None, reuse: Reuse = "never", in_time: InTime = ALONE,
     ) -> Formulation:
         """The problem on a mesh with axes in the given roles; ``recompute`` and ``reuse`` as for :func:`formulate`."""
         restriction = self.restriction(roles, sharded) if any(roles) else None
@@ -164,6 +165,7 @@ class Search:
             self.request.program, mesh, self.request.prices(mesh), budget_bytes=budget,
             optimizer_bytes=self.request.optimizer_bytes, recompute=recompute, reuse=reuse,
             node_filter=node_filter, input_filter=input_filter, unit=unit_for(self.request.budget_bytes),
+            in_time=in_time,
         )
 
     @property
@@ -187,7 +189,8 @@ class Search:
         free, applied = self.asking(replace(self.request, constraints=UNCONSTRAINED)), self.applied(mesh)
         for name, roles, sharded in manual_roles(mesh):
             obeys = all(asked in ("", role) for asked, role in zip(roles_of(mesh), roles, strict=True))
-            found, _ = free._fitting(name, mesh, roles, sharded, ())
+            in_time = made_by_hand(self.request.program, sharded)
+            found, _ = free._fitting(name, mesh, roles, sharded, (), "never", in_time)
             if found is not None:
                 obeys = obeys and (applied is None or applied.obeyed(found.decisions))
                 results.append(replace(found, obeys=obeys))
@@ -201,7 +204,8 @@ class Search:
             mesh = next(m for m in meshes if m.sizes == decisions.mesh.sizes)
             decisions = msgspec.structs.replace(decisions, mesh=mesh)
             cut = None if "dp" in roles_of(mesh) else False
-            formulation = self.formulate(mesh, roles_of(mesh), cut, None, decisions.recompute, self.reuse)
+            formulation = self.formulate(mesh, roles_of(mesh), cut, None, decisions.recompute, self.reuse,
+                                         in_time_of(decisions))
             cost = cost_of(formulation, decisions)
             certificate = Certificate("feasible", cost or 0, 0, 1.0)
             results.append(replace(self.found(name, decisions, certificate), obeys=cost is not None))
@@ -212,16 +216,20 @@ class Search:
         best: Found | None = None
         freely = self.request.constraints.zero is not None  # it says how parameters are stored, not the axis' name
         for sharded in (None,) if freely else (False, None) if "dp" in roles else (False,):
-            found, binds = self._fitting(OWN, mesh, roles, sharded, starts, self.reuse)
-            if found is not None and (best is None or _rank(found) < _rank(best)):
-                best = replace(found, parameters_cut=sharded)
+            binds = False
+            for in_time in ways_in_time(self.request.program, self.request.constraints.zero):
+                found, binds = self._fitting(OWN, mesh, roles, sharded, starts, self.reuse, in_time)
+                if found is not None and (best is None or _rank(found) < _rank(best)):
+                    best = replace(found, parameters_cut=sharded)
+                if not binds:
+                    break
             if not binds:
                 break
         return best
 
     def _fitting(
         self, name: str, mesh: Mesh, roles: tuple[str, ...], sharded: bool | None, starts: Sequence[Found],
-        reuse: Reuse = "never",
+        reuse: Reuse = "never", in_time: InTime = ALONE,
     ) -> tuple[Found | None, bool]:
         """(plan, whether memory shaped it): the fastest without a limit if it fits, else the fastest within it.
 
@@ -230,12 +238,14 @@ class Search:
         """
         request = self.request
         always = recompute_nodes(request.program, "layers") if request.recompute == "on" else ()
-        formulation = self.formulate(mesh, roles, sharded, None, always, reuse)
+        formulation = self.formulate(mesh, roles, sharded, None, always, reuse, in_time)
         free = self._solve(name, formulation, starts, "")
         if free is None or free.fits:
             return free, False
         auto = request.recompute == "auto"
-        within = self.formulate(mesh, roles, sharded, request.budget_bytes, None, reuse) if auto else formulation
+        within = formulation
+        if auto:
+            within = self.formulate(mesh, roles, sharded, request.budget_bytes, None, reuse, in_time)
         best = self._within(name, within, free, starts, ", with recomputation" if auto else "")
         return (best if best is not None and best.fits else _smaller(free, best)), True
 
@@ -351,7 +361,8 @@ class Search:
             # what the solver found on this mesh needs more memory: ask again with the budget
             cut = None if "dp" in roles_of(mesh) or request.constraints.zero is not None else False
             again = None if request.recompute == "auto" else chosen.decisions.recompute
-            formulation = self.formulate(mesh, roles_of(mesh), cut, request.budget_bytes, again, self.reuse)
+            formulation = self.formulate(mesh, roles_of(mesh), cut, request.budget_bytes, again, self.reuse,
+                                         in_time_of(chosen.decisions))
             multiplier = solve(formulation.problem, gap=request.gap).multiplier
             basis = replace(basis, parameters_cut=cut)
         prices = request.prices(mesh)
@@ -465,7 +476,8 @@ def too_large(tried: Sequence[Found], budget: int) -> Infeasible:
 
 def random_decisions(program: Program, mesh: Mesh, seed: int, applied: Applied | None = None) -> Decisions:
     """Any feasible decisions that obey the constraints: a uniformly drawn choice for every node and input, layers not
-    tied, any set of forward nodes that run again, and any set of copies of parameters kept for backward."""
+    tied, any set of forward nodes that run again, and any set of copies of parameters kept for backward; where
+    microbatches repeat, any set of gradients reduced by each, and of parameters whose copies are held."""
     draw = random.Random(seed)
     classes = tie_layers(program, tied=False)
     of_node, of_input = filters(None, applied)
@@ -483,4 +495,13 @@ def random_decisions(program: Program, mesh: Mesh, seed: int, applied: Applied |
         share = 0.0 if applied.constraints.reuse == "never" else 1.0
     keep = [n for n, partner in hub_partners(program).items() if draw.random() < share and (
         of_node is None or choices[partner] in {c.names for c in of_node(n, classes.sites[n], every[n])})]
-    return keep_copies(program, decisions, keep)
+    decisions = keep_copies(program, decisions, keep)
+    if program.time is None:
+        return decisions
+    gradients = (i for i, o in enumerate(program.outputs) if o.kind == "gradient")
+    parameters = (i for i, e in enumerate(program.inputs) if e.kind == "parameter")
+    each, held = draw.choice((0.0, 0.5, 1.0)), draw.choice((0.0, 0.5, 1.0))
+    return msgspec.structs.replace(
+        decisions, reduce_each=tuple(i for i in gradients if draw.random() < each),
+        held=tuple(i for i in parameters if draw.random() < held),
+    )

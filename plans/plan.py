@@ -116,6 +116,8 @@ class Question(msgspec.Struct, frozen=True):
     all, or "free". ``zero`` and ``pins``: what the user asked for beyond that (see ``fxpar.constraints``).
     ``temporaries``: program values that the memory row counts besides parameters, gradients, optimizer state and what
     forward leaves for backward: those live at the plan's peak, one entry per tensor.
+    ``reduce_each``: gradients are brought into their layout after every microbatch; ``hold``: copies of parameters are
+    made once a step (see ``Decisions.reduce_each`` and ``Decisions.held``).
     """
 
     roles: tuple[str, ...]
@@ -131,6 +133,8 @@ class Question(msgspec.Struct, frozen=True):
     reuse: Literal["never", "free", "always"] = "never"
     temporaries: tuple[int, ...] = ()
     memory_unit: int = 65536
+    reduce_each: bool = False
+    hold: bool = False
 
 
 class Overlap(msgspec.Struct, frozen=True):

@@ -201,8 +201,8 @@ def test_a_random_plan_says_so():
     assert plan.decisions == random_decisions(plan.program, parse_mesh("2"), 7)
 
 
-@pytest.mark.parametrize("request_", [{"microbatches": 2}, {"outputs": ("x",)}])
+@pytest.mark.parametrize("request_", [{"outputs": ("x",)}])
 def test_what_this_version_does_not_do_is_refused(request_):
-    with pytest.raises(FxparError, match="not available|cannot be chosen"):
+    with pytest.raises(FxparError, match="cannot be chosen"):
         taken, source = captured("mlp")
         compile_model(source, mesh="2", captured=taken, **request_)
