@@ -39,6 +39,7 @@ from fxpar.search import Request, natural_meshes, random_decisions, replace_stat
 from fxpar.show import gib
 from fxpar.simulate import simulate
 from fxpar.splits import BATCH_DIM, Named, named_dims
+from fxpar.staged import stages_asked, with_stages
 from fxpar.version import VERSION
 
 
@@ -127,6 +128,8 @@ def compile_model(
     recompute: str | None = None,
     microbatches: int | None = None,
     semantics: Semantics = "exact",
+    schedule: str | None = None,
+    per_rank: int | None = None,
     outputs: Sequence[str] = ("loss",),
     captured: Captured | None = None,
     progress: Progress = silent,
@@ -149,6 +152,8 @@ def compile_model(
         microbatches: parts of the batch in time (1), all of one size.
         semantics: of them: "exact" (loss and gradients are those of the whole batch, or it is refused) or "accumulate"
             (each is a batch of its own; loss and gradients are averaged).
+        schedule, per_rank: of a mesh with an axis pp, the pipeline's schedule (see :mod:`fxpar.schedules`; None: 1F1B)
+            and how many stages each rank has (None: as many as it must, or 2).
         random_choices: a seed: any feasible plan instead of the best.
         outputs: ``("loss",)`` or ``("all",)``.
         captured: from :func:`capture_program` with the same outputs and precision, when several plans are made of one
@@ -163,8 +168,10 @@ def compile_model(
         raise UnsupportedError(f"outputs {', '.join(unknown)} cannot be chosen by name in this version",
                                way_out="--outputs loss or --outputs all")
     wanted = parse_mesh(mesh) if isinstance(mesh, str) else mesh
-    if wanted is not None:
-        check_axis_names(wanted)
+    staged = stages_asked(wanted, schedule, per_rank)
+    searched = wanted if staged is None else staged.inside
+    if searched is not None:
+        check_axis_names(searched)
     machine = chosen_cluster(cluster, wanted)
     program, model = in_microbatches(
         source, captured or _capture_whole(source, outputs, precision, progress), microbatches or 1, semantics, outputs,
@@ -177,13 +184,13 @@ def compile_model(
 
     @cache
     def prices(of: Mesh) -> Prices:
-        return Prices(machine, of)
+        return Prices(machine, of) if staged is None else staged.prices(machine, of)
 
     budget, reserve = budget_of(machine, memory, reserve)
     candidates: list[Candidate] = []
-    pinned = bool(constraints) or (wanted is not None and any(a.name in ("dp", "tp") for a in wanted.axes))
+    pinned = bool(constraints) or (searched is not None and any(a.name in ("dp", "tp") for a in searched.axes))
     named = named_dims(program, source.batch_dim)
-    tried: Sequence[Mesh] = (wanted,) if wanted is not None else natural_meshes(
+    tried: Sequence[Mesh] = (searched,) if searched is not None else natural_meshes(
         machine.nodes, machine.devices_per_node)
     tried = meshes_obeying(constraints, program, tried, named)
     begin = hinted_decisions(hints, program, tried)
@@ -193,15 +200,16 @@ def compile_model(
         prediction = simulate(program, decisions, prices(tried[0]), optimizer_bytes)
         certificate = Certificate("random", prediction.step_ns, 0, 1.0)
     else:
-        request = Request(program, prices, budget, optimizer_bytes, source.batch_dim, gap, progress,
+        within = budget if staged is None else budget * staged.ranks
+        request = Request(program, prices, within, optimizer_bytes, source.batch_dim, gap, progress,
                           recompute or "auto", constraints, begin)
 
         def others(chosen: Decisions) -> list[tuple[str, Decisions]]:
-            return alternatives(program, chosen, named, prices(chosen.mesh), budget, optimizer_bytes, progress)
+            return alternatives(program, chosen, named, prices(chosen.mesh), within, optimizer_bytes, progress)
 
         try:
             found, candidates = run_search(request, tried, pinned=pinned or bool(begin),
-                                           others=None if pinned else others)
+                                           others=None if pinned or staged is not None else others)
         except Infeasible as error:
             raise explained(error, request, tried) from None
         decisions, prediction = found.decisions, found.prediction
@@ -211,6 +219,13 @@ def compile_model(
         whole = undeclared_ops(program, prices(decisions.mesh), decisions)
     for item in whole:
         warnings.warn(item.text(), MissingRuleWarning, stacklevel=2)
+    stages: tuple[tuple[str, str], ...] = ()
+    if staged is not None:
+        with progress("cutting stages"):
+            decisions, prediction, certificate, words = with_stages(
+                staged, program, decisions, machine, optimizer_bytes, budget)
+        # what was compared were plans for the ranks of one stage
+        candidates, stages = [], (("stages", words),)
     plan = Plan(
         program, decisions, str(machine.world_size) if cluster is None else cluster, budget, prediction,
         tuple(candidates), certificate, fingerprint(program, model),
@@ -219,6 +234,7 @@ def compile_model(
                     *((f"{ASKED_FOR}{number}", text) for number, text in enumerate(constraints.texts)),
                     *([(BATCH_DIM, str(source.batch_dim))] if source.batch_dim is not None else []),
                     *([("microbatches", microbatch_words(program))] if program.time is not None else []),
+                    *stages,
                     *((f"{NO_RULE}{item.op}", item.text()) for item in whole)),
         reserve_bytes=reserve,
     )

@@ -180,8 +180,10 @@ def plan_text(plan: Plan, *, full: bool = False) -> str:
         f"{made.get('precision', '')}".rstrip(", "),
         *(f"asked for: {text}" for key, text in plan.provenance if key.startswith(ASKED_FOR)),
         "",
+        *(f"{what}: {made[what]}" for what in ("microbatches", "stages") if what in made),
         f"step {ms(p.step_ns)} ({made.get('figures', 'simulated')}): compute {ms(p.compute_ns)}, "
-        f"exposed communication {ms(p.exposed_ns)} of {ms(p.communication_ns)}",
+        + (f"exposed communication {ms(p.exposed_ns)} of {ms(p.communication_ns)}"
+           if plan.decisions.pipeline is None else f"waiting and exposed communication {ms(p.exposed_ns)}"),
         f"memory {gib(p.peak_bytes)} of {gib(plan.memory_bytes)} per device: parameters {gib(p.parameter_bytes)}, "
         f"gradients {gib(p.gradient_bytes)}, optimizer {gib(p.optimizer_bytes)}, "
         f"activations {gib(p.activation_bytes)}"
@@ -212,7 +214,8 @@ def plan_text(plan: Plan, *, full: bool = False) -> str:
         lines += ["", *reasons(plan)]
     lines += [line for text in notes(plan) for line in ("", f"note: {text}")]
     lines += [line for text in advice(plan, splits) for line in ("", f"advice: {text}")]
-    lines += ["", *certificate_lines(plan.certificate)]
+    lines += ["", *(certificate_lines(plan.certificate) if plan.decisions.pipeline is None else
+                    ["certificate: nothing is proven of plans with stages"])]
     if full:
         lines += ["", canonical_text(plan).rstrip()]
     return "\n".join(lines)

@@ -30,7 +30,8 @@ from fxpar.reference import CLIP_NORM, DTYPES, buffers_of, built, train, widen
 from fxpar.runtime.binding import bind
 from fxpar.runtime.model import ParallelModule, load
 from fxpar.runtime.pieces import input_of_microbatch
-from fxpar.step_values import named_parameters, output_tensors_of_call, returns_outputs
+from fxpar.runtime.whole import whole, whole_gradients, whole_parameters
+from fxpar.step_values import output_tensors_of_call, returns_outputs
 
 COLLECTIVE_SECONDS = 120
 REPEATS = 3
@@ -73,10 +74,11 @@ def main(folder: Path) -> None:
             found["outputs"] = [whole(t) for t in output_tensors_of_call(module(*args, **kwargs))]
         restore(module, found["buffers"])
     if request["train"]:
+        # parameters are gathered below: under stages a rank does not have them all
         training = train(
-            module, loss, lambda: module.step(*args, **kwargs), lambda _: module.clip_grad_norm_(CLIP_NORM), whole
+            module, loss, lambda: module.step(*args, **kwargs), lambda _: module.clip_grad_norm_(CLIP_NORM), local
         )
-        found["training"] = vars(training)
+        found["training"] = {**vars(training), "parameters": whole_parameters(module)}
     check_same_everywhere(found)
     if dist.get_rank() == 0:
         part = folder / "result.part"
@@ -130,17 +132,6 @@ def batch_bytes(module: Any, plan: Plan, args: Any, kwargs: Any) -> int:
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's part of a DTensor; a plain tensor as it is."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """A DTensor's global value; a plain tensor as it is."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def whole_gradients(module: nn.Module) -> dict[str, torch.Tensor | None]:
-    """Copies of the global gradients, under every name."""
-    gathered = {id(p): None if p.grad is None else whole(p.grad).clone() for p in module.parameters()}
-    return {name: gathered[id(p)] for name, p in named_parameters(module)}
 
 
 @torch.no_grad()

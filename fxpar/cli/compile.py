@@ -18,6 +18,7 @@ fxpar compile model.py -o plan.msgpack --cluster 2x8:h100
 fxpar compile model.py -o plan.msgpack --cluster 1x4:a100-80 --mesh dp=2,tp=2 --memory 72GiB
 fxpar compile model.py -o plan.msgpack --cluster 2x8:h100 --zero 3 --pin 'embed*.weight=Replicate'
 fxpar compile model.py -o plan.msgpack --mesh 2x4 --pin 'layers.*.mlp.up=a1:ffn' --pin 'attention=a1:heads'
+fxpar compile model.py -o plan.msgpack --mesh pp=2,dp=2 --schedule 1f1b --microbatches 4
 fxpar compile hf:llama/ -o plan.msgpack --task causal-lm --seq 4096 --batch 256 --precision bf16 --cluster 2x8:h100
 """
 
@@ -59,6 +60,15 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "--microbatch-semantics", choices=("exact", "accumulate"), default="exact",
         help="loss and gradients are those of the whole batch, else refused (exact); or each microbatch is a batch of "
         "its own, and loss and gradients are averaged (accumulate)",
+    )
+    group.add_argument(
+        "--schedule", metavar="NAME",
+        help="what the stages of a mesh with an axis pp run when: gpipe, 1f1b (the default), interleaved, zero-bubble, "
+        "zbv, dualpipev",
+    )
+    group.add_argument(
+        "--stages-per-rank", type=option.positive, metavar="V",
+        help="stages of each rank on pp, for interleaved and zero-bubble (2)",
     )
     group.add_argument(
         "--zero", type=int, choices=range(4),
@@ -129,6 +139,8 @@ def run(options: argparse.Namespace) -> int:
             zero=options.zero,
             recompute=options.recompute,
             microbatches=options.microbatches,
+            schedule=options.schedule,
+            per_rank=options.stages_per_rank,
             semantics=options.microbatch_semantics,
             outputs=options.outputs,
             progress=make_progress(as_json=options.json),

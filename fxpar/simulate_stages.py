@@ -1,0 +1,235 @@
+"""What a plan with stages will cost: every stage's pieces replayed, then the schedule's actions walked through.
+
+Time: a rank runs its actions in order; what another rank sends has to have come. Sends take their link's time and
+nothing of the rank's. Memory: a rank holds its stages' parameters, gradients and optimizer state, what forward keeps of
+every microbatch in flight, and the most that one microbatch of a stage needs beside that. Messages under way are not
+counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from fxpar.cost.cluster import Cluster
+from fxpar.plans.layout import local_shape
+from fxpar.plans.plan import CollectiveTotal, Decisions, Prediction
+from fxpar.plans.program import Program, TensorType
+from fxpar.plans.schedule import leaves_of, rank_of_stage
+from fxpar.prices import MovingKind, Prices
+from fxpar.replay_microbatches import replay_pieces_memory
+from fxpar.runtime.local import LocalProgram, type_bytes
+from fxpar.runtime.rewrite.localise import localise
+from fxpar.runtime.rewrite.stage_pieces import StagePieces, stage_decisions, stage_mesh, stage_pieces, stages_of
+from fxpar.simulate import OptimizerBytes, Static, replay_static, replay_time
+from fxpar.timeline import Timeline
+
+
+@dataclass(frozen=True, eq=False)
+class StagePrices(Prices):
+    """Prices on the mesh inside a stage, whose links are those of the whole mesh. ``axes[i]``: which axis of
+    ``whole`` (sizes) axis ``i`` is."""
+
+    whole: tuple[int, ...] = ()
+    axes: tuple[int, ...] = ()
+
+    def collective_ns(self, kind: MovingKind, axis: int | tuple[int, ...], size: int) -> int:
+        """As :meth:`Prices.collective_ns`."""
+        from fxpar.cost.collectives import collective_ns
+
+        moving = "send" if kind in ("halo", "halo_sum") else kind
+        where = self.axes[axis] if isinstance(axis, int) else tuple(self.axes[a] for a in axis)
+        return collective_ns(self.cluster, self.whole, where, moving, size)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class StageCost:
+    """One stage on one rank: times of its pieces; bytes of what stays, of what a microbatch keeps, and of all that one
+    microbatch needs; bytes that go to the next stage and to the one before."""
+
+    prologue: Timeline
+    forward: Timeline
+    backward: Timeline
+    inputs: Timeline
+    weights: Timeline
+    epilogue: Timeline
+    static: Static
+    kept: int
+    peak: int
+    sent: int
+    returned: int
+
+    def timeline(self, kind: str) -> Timeline | None:
+        """What an action runs."""
+        return {"F": self.forward, "B": self.backward, "I": self.inputs, "W": self.weights, "UNSHARD": self.prologue,
+                "REDUCE_GRAD": self.epilogue}.get(kind)
+
+
+@dataclass(frozen=True)
+class Walk:
+    """A schedule walked through: when each rank ends, and per rank what it computes and communicates inside stages."""
+
+    ends: tuple[int, ...]
+    compute: tuple[int, ...]
+    communication: tuple[int, ...]
+
+    @property
+    def step_ns(self) -> int:
+        return max(self.ends)
+
+    @property
+    def bubble(self) -> float:
+        """Share of the step in which the busiest rank waits."""
+        return 1.0 - max(c + m for c, m in zip(self.compute, self.communication, strict=True)) / max(self.step_ns, 1)
+
+
+def simulate_stages(
+    program: Program, decisions: Decisions, cluster: Cluster, optimizer_bytes: OptimizerBytes
+) -> tuple[Prediction, Walk]:
+    """Time and memory of one training step of a plan with stages, and the walk through its schedule."""
+    pipeline = decisions.pipeline
+    assert pipeline is not None
+    costs = stage_costs(program, decisions, cluster, optimizer_bytes)
+    whole = Prices(cluster, decisions.mesh)
+    walk = walk_schedule(decisions, costs, whole)
+    totals = _totals(decisions, costs, whole)
+    ranks = [[s for s, place in enumerate(rank_of_stage(pipeline.schedule)) if place == rank]
+             for rank in range(len(pipeline.schedule.ranks))]
+    peaks = [_peak(decisions, costs, rank) for rank in range(len(ranks))]
+    fullest = max(range(len(ranks)), key=peaks.__getitem__)
+    statics = [costs[s].static for s in ranks[fullest]]
+    stays = sum(s.parameters + s.gradients + s.optimizer for s in statics)
+    busiest = max(range(len(ranks)), key=walk.compute.__getitem__)
+    return Prediction(
+        step_ns=walk.step_ns, compute_ns=walk.compute[busiest], communication_ns=walk.communication[busiest],
+        exposed_ns=walk.step_ns - walk.compute[busiest], peak_bytes=peaks[fullest],
+        parameter_bytes=sum(s.parameters for s in statics), gradient_bytes=sum(s.gradients for s in statics),
+        optimizer_bytes=sum(s.optimizer for s in statics), activation_bytes=peaks[fullest] - stays, collectives=totals,
+    ), walk
+
+
+def stage_costs(
+    program: Program, decisions: Decisions, cluster: Cluster, optimizer_bytes: OptimizerBytes
+) -> tuple[StageCost, ...]:
+    """Every stage replayed on the rank at the corner of its mesh."""
+    mesh = stage_mesh(decisions)
+    prices = StagePrices(cluster, mesh, decisions.mesh.sizes, tuple(range(len(mesh.axes))))
+    stages = stages_of(program, decisions)
+    found = []
+    for stage, decided in zip(stages.stages, stage_decisions(program, decisions, stages), strict=True):
+        parts = stage_pieces(stage, decided, (0,) * len(mesh.axes))
+        found.append(_stage_cost(parts, prices, optimizer_bytes))
+    return tuple(found)
+
+
+def _stage_cost(parts: StagePieces, prices: Prices, optimizer_bytes: OptimizerBytes) -> StageCost:
+    pieces, program = parts.pieces, parts.stage.program
+    whole = localise(program, parts.decisions, (0,) * len(parts.decisions.mesh.axes))
+    static = replay_static(program, whole, pieces.epilogue, optimizer_bytes)
+    memory = replay_pieces_memory(program, pieces)
+    shared = set(pieces.hoisted) | {
+        v for v, e in zip(whole.inputs, program.inputs, strict=True) if e.kind in ("parameter", "constant", "buffer")
+    }
+    kept = sum(type_bytes(pieces.forward.types[v]) for v in pieces.saved if v not in shared)
+
+    def time(local: LocalProgram) -> Timeline:
+        return replay_time(local, prices)
+
+    def handed(positions: tuple[int, ...]) -> int:
+        total = 0
+        for position in positions:
+            value, layout = program.outputs[position].value, parts.decisions.outputs[position]
+            shape = local_shape(program.dims[value], layout, pieces.forward.mesh, pieces.forward.coords)
+            total += type_bytes(TensorType(shape, program.types[value].dtype))
+        return total
+
+    return StageCost(
+        time(pieces.prologue), time(pieces.forward), time(parts.backward), time(parts.backward_inputs),
+        time(parts.backward_weights), time(parts.epilogue), static, kept,
+        max(memory.peak - static.parameters - static.gradients, kept),
+        handed(parts.stage.sent), handed(parts.stage.gradients_sent),
+    )
+
+
+def walk_schedule(decisions: Decisions, costs: tuple[StageCost, ...], whole: Prices) -> Walk:
+    """Run through the actions of every rank."""
+    pipeline = decisions.pipeline
+    assert pipeline is not None
+    rows = leaves_of(pipeline.schedule)
+    places = rank_of_stage(pipeline.schedule)
+    position, clock = [0] * len(rows), [0] * len(rows)
+    compute, communication = [0] * len(rows), [0] * len(rows)
+    there: dict[tuple[int, str, int], int] = {}  # (stage, "F" or "B", microbatch) -> when its input is there
+
+    def hand(stage: int, to: int, kind: str, microbatch: int, size: int, now: int) -> None:
+        if 0 <= to < len(places):
+            far = places[to] != places[stage]
+            there[to, kind, microbatch] = now + (whole.collective_ns("send", pipeline.axis, size) if far else 0)
+
+    moved = True
+    while moved:
+        moved = False
+        for rank, row in enumerate(rows):
+            while position[rank] < len(row):
+                a = row[position[rank]]
+                needs = (a.stage, "F" if a.kind == "F" else "B", a.microbatch)
+                waits = (a.kind == "F" and a.stage > 0) or (a.kind in "BI" and a.stage < len(places) - 1)
+                if waits and needs not in there:
+                    break
+                timeline = costs[a.stage].timeline(a.kind)
+                if timeline is not None:
+                    start = max(clock[rank], there[needs] if waits else 0)
+                    clock[rank] = start + timeline.step_ns
+                    compute[rank] += timeline.compute_ns
+                    communication[rank] += timeline.communication_ns
+                    if a.kind == "F":
+                        hand(a.stage, a.stage + 1, "F", a.microbatch, costs[a.stage].sent, clock[rank])
+                    elif a.kind in ("B", "I"):
+                        hand(a.stage, a.stage - 1, "B", a.microbatch, costs[a.stage].returned, clock[rank])
+                position[rank] += 1
+                moved = True
+    return Walk(tuple(clock), tuple(compute), tuple(communication))
+
+
+def _peak(decisions: Decisions, costs: tuple[StageCost, ...], rank: int) -> int:
+    """Most bytes that a rank of the pipeline holds."""
+    pipeline = decisions.pipeline
+    assert pipeline is not None
+    mine = {s for s, place in enumerate(rank_of_stage(pipeline.schedule)) if place == rank}
+    stays = sum(costs[s].static.parameters + costs[s].static.gradients + costs[s].static.optimizer for s in mine)
+    held = most = 0
+    for a in leaves_of(pipeline.schedule)[rank]:
+        cost = costs[a.stage]
+        if a.kind == "F":
+            held += cost.kept
+            most = max(most, held - cost.kept + cost.peak)
+        elif a.kind in ("B", "W"):
+            most = max(most, held - cost.kept + cost.peak)
+            held -= cost.kept
+    return stays + most
+
+
+def _totals(decisions: Decisions, costs: tuple[StageCost, ...], whole: Prices) -> tuple[CollectiveTotal, ...]:
+    """Collectives and sends of all stages together, of the ranks at the corner of their meshes."""
+    pipeline = decisions.pipeline
+    assert pipeline is not None
+    counts: Counter[tuple[str, str]] = Counter()
+    moved: Counter[tuple[str, str]] = Counter()
+    spent: Counter[tuple[str, str]] = Counter()
+    places = rank_of_stage(pipeline.schedule)
+    name = decisions.mesh.axes[pipeline.axis].name
+    for row in leaves_of(pipeline.schedule):
+        for a in row:
+            cost = costs[a.stage]
+            timeline = cost.timeline(a.kind)
+            for total in timeline.totals if timeline is not None else ():
+                key = (total.kind, total.axis)
+                counts[key] += total.count
+                moved[key] += total.bytes
+                spent[key] += total.ns
+            if a.kind in ("SEND_F", "SEND_B") and places:
+                size = cost.sent if a.kind == "SEND_F" else cost.returned
+                counts["send", name] += 1
+                moved["send", name] += size
+                spent["send", name] += whole.collective_ns("send", pipeline.axis, size)
+    return tuple(CollectiveTotal(*key, counts[key], moved[key], spent[key]) for key in sorted(counts))

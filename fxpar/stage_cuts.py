@@ -1,0 +1,111 @@
+"""Where to cut a program into stages of about equal time.
+
+A cut lies between layers where there are enough of them, else before any op. What an op's module costs in backward is
+counted with its forward ops. Values that cross a cut are not priced here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+from fxpar.plans.errors import FxparError
+from fxpar.plans.plan import Decisions
+from fxpar.plans.program import Program
+from fxpar.prices import Prices
+from fxpar.rules.choices import choice_by_names, sites_of
+
+MOST_PLACES = 400
+"""Places that are weighed; of more, these are taken evenly."""
+_LAYER = re.compile(r"^(.*?(?:^|\.)\d+)(?:\.|$)")
+
+
+def even_cuts(program: Program, decisions: Decisions, prices: Prices, stages: int) -> tuple[int, ...]:
+    """Nodes before which forward is cut, so that the slowest of ``stages`` stages is as fast as can be.
+
+    Args:
+        decisions: of the mesh inside a stage, which ``prices`` are of.
+
+    Raises:
+        FxparError: the program has too few ops.
+    """
+    last = max(n for n, node in enumerate(program.nodes) if node.phase == "forward")
+    weights = node_weights(program, decisions, prices)
+    total = [0]
+    for index in range(last + 1):
+        total.append(total[-1] + weights[index])
+    places = layer_starts(program, last)
+    if len(places) < stages - 1:
+        places = list(range(1, last + 1))
+        step = -(-len(places) // MOST_PLACES)
+        places = places[::step] if len(places) // step >= stages - 1 else places
+    if len(places) < stages - 1:
+        raise FxparError(
+            f"{stages} stages cannot be cut out of {last + 1} forward ops", where="--mesh",
+            way_out="fewer ranks on pp, or fewer stages per rank",
+        )
+    return best_cuts([total[p] for p in places], total[-1], places, stages)
+
+
+def best_cuts(before: Sequence[int], whole: int, places: Sequence[int], stages: int) -> tuple[int, ...]:
+    """The cuts of the partition whose heaviest part is lightest (dynamic program over places).
+
+    Args:
+        before: weight in front of each place.
+    """
+    best = list(before)  # of the parts so far, the heaviest, when the last cut is at place i
+    chosen: list[list[int]] = []
+    for part in range(2, stages):
+        now, back = [whole + 1] * len(places), [-1] * len(places)
+        for end in range(part - 1, len(places)):
+            for cut in range(part - 2, end):
+                heaviest = max(best[cut], before[end] - before[cut])
+                if heaviest < now[end]:
+                    now[end], back[end] = heaviest, cut
+        best = now
+        chosen.append(back)
+    if stages == 1:
+        return ()
+    end = min(range(stages - 2, len(places)), key=lambda i: (max(best[i], whole - before[i]), i))
+    cuts = [end]
+    for back in reversed(chosen):
+        cuts.append(back[cuts[-1]])
+    return tuple(places[i] for i in reversed(cuts))
+
+
+def layer_of(module: str) -> str:
+    """The path up to its first number: ``"model.layers.3.mlp"`` -> ``"model.layers.3"``; "" without one."""
+    found = _LAYER.match(module)
+    return found[1] if found else ""
+
+
+def layer_starts(program: Program, last: int) -> list[int]:
+    """Forward nodes with which another layer begins, or what follows the layers."""
+    found: list[int] = []
+    current = ""
+    for index in range(last + 1):
+        node = program.nodes[index]
+        layer = layer_of(node.module)
+        if node.phase == "forward" and layer != current and index:
+            found.append(index)
+        current = layer
+    return found
+
+
+def node_weights(program: Program, decisions: Decisions, prices: Prices) -> list[int]:
+    """Per node its ns; of forward nodes with their share of their module's backward."""
+    mesh = decisions.mesh
+    times: list[int] = []
+    for site, names in zip(sites_of(program), decisions.choices, strict=True):
+        choice = choice_by_names(site, names, mesh)
+        times.append(0 if choice is None else prices.op_ns(site, choice))
+    forward: Counter[str] = Counter()
+    backward: Counter[str] = Counter()
+    for node, time in zip(program.nodes, times, strict=True):
+        (forward if node.phase == "forward" else backward)[node.module] += time
+    return [
+        time + (backward[node.module] * time // forward[node.module] if forward[node.module] else 0)
+        if node.phase == "forward" else 0
+        for node, time in zip(program.nodes, times, strict=True)
+    ]
