@@ -64,26 +64,35 @@ def text_lines(plan: Plan) -> Iterator[str]:
         yield f"constant {constant.type.dtype}{list(constant.type.shape)} {constant.data.hex()}"
     yield f"call ({', '.join(program.call)})"
     yield f"structure {_arg(program.structure)}"
+    if program.time is not None:
+        yield f"{program.time.count} microbatches, {program.time.semantics}"
     if decisions.pipeline is not None:
         pipeline = decisions.pipeline
         yield f"stages on axis {pipeline.axis} cut before nodes {' '.join(map(str, pipeline.cuts))}"
         yield f"schedule {pipeline.schedule.name!r} of {pipeline.schedule.microbatches} microbatches"
         for rank, row in enumerate(pipeline.schedule.ranks):
             yield f"  rank {rank}: {' '.join(row)}"
-    for item, layout in zip(program.inputs, decisions.inputs, strict=True):
+    held, cuts = set(decisions.held), program.time.inputs if program.time is not None else (-1,) * len(program.inputs)
+    for position, (item, layout) in enumerate(zip(program.inputs, decisions.inputs, strict=True)):
         ties = f" ties {','.join(item.ties)}" if item.ties else ""
         grad = " trained" if item.requires_grad else ""
         kept = "" if item.persistent else " not-in-state-dict"
         yield (f"v{item.value} = {item.kind} {item.name} {_type(plan, item.value)} stored {layout_text(layout)}"
-               f"{grad}{kept}{ties}")
+               f"{grad}{kept}{' held' if position in held else ''}"
+               f"{f' cut in time along {cuts[position]}' if cuts[position] >= 0 else ''}{ties}")
     again, reused = set(decisions.recompute), set(decisions.reuse)
+    once = set(program.time.once) if program.time is not None else set()
     for index, (node, choice) in enumerate(zip(program.nodes, decisions.choices, strict=True)):
         outputs = ", ".join("_" if v < 0 else f"v{v} {_type(plan, v)}" for v in node.outputs)
         repeated = " recomputed" if index in again else " kept from forward" if index in reused else ""
         yield (f"{outputs} = {node.op}({', '.join(_arg(a) for a in node.args)}) [{' '.join(choice)}] {node.phase}"
-               f"{repeated}  # {node.module} {node.source}".rstrip())
-    for output, layout in zip(program.outputs, decisions.outputs, strict=True):
-        yield f"{output.kind} {output.name} = v{output.value} {layout_text(layout)}"
+               f"{repeated}{' once' if index in once else ''}  # {node.module} {node.source}".rstrip())
+    each = set(decisions.reduce_each)
+    joins = program.time.outputs if program.time is not None else ("",) * len(program.outputs)
+    for position, (output, layout) in enumerate(zip(program.outputs, decisions.outputs, strict=True)):
+        join = "" if joins[position] == "" else f" over microbatches: {joins[position]}"
+        yield (f"{output.kind} {output.name} = v{output.value} {layout_text(layout)}{join}"
+               f"{', reduced by each' if position in each else ''}")
 
 
 def _prediction(p: Prediction, indent: str) -> Iterator[str]:
