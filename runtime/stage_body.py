@@ -127,6 +127,8 @@ class StageBody:
             return parameter.to_local()
         if entry.kind == "constant":
             return self.constants[position]
+        if entry.kind == "seed" and not self.program.types[entry.value].shape:
+            return self.tensors[entry.value]  # of a program that does not repeat, as of any other
         whole = input_of_microbatch(self.program, position, self.tensors, microbatch)
         layout, dims = self.parts.decisions.inputs[position], self.program.dims[entry.value]
         local = scatter(whole, dims, layout, self.groups.mesh, self.groups.coords)

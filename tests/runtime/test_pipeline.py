@@ -31,7 +31,7 @@ def test_every_schedule_trains_a_tied_model_as_one_process(tmp_path):
 
 def test_models_and_numbers_of_microbatches(tmp_path):
     check([("llama", "pp=2", "1f1b", 1, None), ("t5", "pp=2", "interleaved", 2, None),
-           ("bert_dropout", "pp=2", "zbv", 8, None)], tmp_path)
+           ("bert_dropout", "pp=2", "gpipe", 1, None), ("bert_dropout", "pp=2", "zbv", 8, None)], tmp_path)
 
 
 def test_four_ranks_and_meshes_inside_stages(tmp_path):
