@@ -233,7 +233,7 @@ def compile_model(
                     ("optimizer state", "measured"), ("figures", f"simulated ({machine.origin} rates)"),
                     *((f"{ASKED_FOR}{number}", text) for number, text in enumerate(constraints.texts)),
                     *([(BATCH_DIM, str(source.batch_dim))] if source.batch_dim is not None else []),
-                    *([("microbatches", microbatch_words(program))] if program.time is not None else []),
+                    *([("microbatches", microbatch_words(program, decisions))] if program.time is not None else []),
                     *stages,
                     *((f"{NO_RULE}{item.op}", item.text()) for item in whole)),
         reserve_bytes=reserve,
@@ -241,7 +241,7 @@ def compile_model(
     return CompileResult(plan)
 
 
-def microbatch_words(program: Program) -> str:
+def microbatch_words(program: Program, decisions: Decisions) -> str:
     """How a program repeats, for people."""
     if program.time is None:
         return "1"
@@ -249,7 +249,11 @@ def microbatch_words(program: Program) -> str:
         "exact": "loss and gradients of the whole batch",
         "accumulate": "each a batch of its own, loss and gradients averaged: not those of the whole batch",
     }
-    return f"{program.time.count}, {program.time.semantics} ({meaning[program.time.semantics]})"
+    gradients = sum(o.kind == "gradient" for o in program.outputs)
+    each = len(decisions.reduce_each)
+    reduced = "by each" if each == gradients else "once a step" if not each else f"once a step, {each} by each"
+    return (f"{program.time.count}, {program.time.semantics} ({meaning[program.time.semantics]}); gradients reduced "
+            f"{reduced}")
 
 
 def meshes_obeying(

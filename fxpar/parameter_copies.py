@@ -3,6 +3,8 @@
     stored whole                          no copy (data parallel, ZeRO-0)
     stored cut, copy kept until backward  gathered once a step: ZeRO-2 with the master and its optimizer state cut, too
     stored cut, gathered in each half     ZeRO-3
+
+With microbatches each of them gathers anew, unless copies are held through the step.
 """
 
 from __future__ import annotations
@@ -20,11 +22,13 @@ from fxpar.plans.program import node_inputs
 from fxpar.rules.choices import choice_by_names, site_of
 
 Life = Literal["gathered once, kept until backward", "gathered in forward and again in backward",
-               "gathered in forward only", "gathered in backward only"]
+               "gathered in forward only", "gathered in backward only",
+               "gathered once a step, kept through all microbatches"]
 KEPT: Life = "gathered once, kept until backward"
 TWICE: Life = "gathered in forward and again in backward"
 FORWARD: Life = "gathered in forward only"
 BACKWARD: Life = "gathered in backward only"
+HELD: Life = "gathered once a step, kept through all microbatches"
 
 _DAMAGED = (ArithmeticError, AttributeError, FxparError, LookupError, RuntimeError, TypeError, ValueError)
 
@@ -53,6 +57,7 @@ def _copies(plan: Plan) -> list[ParameterCopy]:
     stored = {i.value: lay for i, lay in zip(program.inputs, decisions.inputs, strict=True)}
     producer = {v: n for n, node in enumerate(program.nodes) for v in node.outputs if v >= 0}
     reused = frozenset(decisions.reuse)
+    held = {program.inputs[i].value for i in decisions.held}
     found = []
     for b, f in sorted(parameter_hubs(program).items(), key=lambda pair: pair[1]):
         value = node_inputs(program.nodes[f])[0]
@@ -64,6 +69,8 @@ def _copies(plan: Plan) -> list[ParameterCopy]:
         kept = early if gathers[0] else late
         size = largest_size(program.dims[value], kept, decisions.mesh)
         life = (KEPT if b in reused else TWICE) if all(gathers) else FORWARD if gathers[0] else BACKWARD
+        if roots[value] in held:
+            life = HELD
         found.append(ParameterCopy(names[roots[value]], life, tensor_bytes(
             TensorShape((size,), program.types[value].dtype))))
     return found
@@ -83,7 +90,9 @@ def _gathers(have: Layout, want: Layout) -> bool:
 
 
 def zero_words(copies: tuple[ParameterCopy, ...]) -> str:
-    """The ZeRO stage that the copies' lifetimes are like, empty without any."""
+    """The ZeRO stage that the copies' lifetimes are like, empty without any. (Of microbatches: what each does.)"""
+    if copies and all(c.life == HELD for c in copies):
+        return "as in ZeRO-1 and ZeRO-2: gathered once a step"
     kept = sum(c.bytes for c in copies if c.life == KEPT)
     again = sum(c.bytes for c in copies if c.life == TWICE)
     if not kept and not again:
