@@ -138,16 +138,10 @@ def check_axis_names(mesh: Mesh) -> None:
     """Refuse axis names that mean something this version does not do.
 
     Raises:
-        UnsupportedError: ``pp``, ``ep``, ``cp`` of more than one rank.
+        UnsupportedError: ``ep``, ``cp`` of more than one rank.
         FxparError: an unknown name.
     """
     for axis in mesh.axes:
-        if axis.name == "pp" and axis.size > 1:
-            raise UnsupportedError(
-                f"{axis.size} pipeline stages were asked for (pp={axis.size}); this version makes plans of one stage",
-                where="--mesh", numbers="possible numbers of stages: 1",
-                way_out=f"use the {axis.size} ranks as dp={axis.size} or tp={axis.size}, or give an anonymous mesh",
-            )
         if axis.name in ("ep", "cp") and axis.size > 1:
             raise UnsupportedError(
                 f"mesh axis {axis.name}={axis.size} is not available in this version", where="--mesh",
@@ -155,7 +149,7 @@ def check_axis_names(mesh: Mesh) -> None:
             )
         if axis.name not in (*AXIS_NAMES, "pp", "ep", "cp") and not (axis.name[:1] == "a" and axis.name[1:].isdigit()):
             raise FxparError(f"mesh axis '{axis.name}' is not known", where="--mesh",
-                             way_out=f"name axes {', '.join(AXIS_NAMES)}, or give sizes only (2x2)")
+                             way_out=f"name axes {', '.join(AXIS_NAMES)}, pp, or give sizes only (2x2)")
 
 
 def roles_of(mesh: Mesh) -> tuple[str, ...]:

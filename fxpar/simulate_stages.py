@@ -9,13 +9,14 @@ counted.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fxpar.cost.cluster import Cluster
 from fxpar.plans.layout import local_shape
 from fxpar.plans.plan import CollectiveTotal, Decisions, Prediction
 from fxpar.plans.program import Program, TensorType
-from fxpar.plans.schedule import leaves_of, rank_of_stage
+from fxpar.plans.schedule import Schedule, leaves_of, rank_of_stage
 from fxpar.prices import MovingKind, Prices
 from fxpar.replay_microbatches import replay_pieces_memory
 from fxpar.runtime.local import LocalProgram, type_bytes
@@ -91,7 +92,9 @@ def simulate_stages(
     assert pipeline is not None
     costs = stage_costs(program, decisions, cluster, optimizer_bytes)
     whole = Prices(cluster, decisions.mesh)
-    walk = walk_schedule(decisions, costs, whole)
+    walk = walk_schedule(
+        pipeline.schedule, costs, lambda size: whole.collective_ns("send", pipeline.axis, size)
+    )
     totals = _totals(decisions, costs, whole)
     ranks = [[s for s, place in enumerate(rank_of_stage(pipeline.schedule)) if place == rank]
              for rank in range(len(pipeline.schedule.ranks))]
@@ -151,12 +154,9 @@ def _stage_cost(parts: StagePieces, prices: Prices, optimizer_bytes: OptimizerBy
     )
 
 
-def walk_schedule(decisions: Decisions, costs: tuple[StageCost, ...], whole: Prices) -> Walk:
-    """Run through the actions of every rank."""
-    pipeline = decisions.pipeline
-    assert pipeline is not None
-    rows = leaves_of(pipeline.schedule)
-    places = rank_of_stage(pipeline.schedule)
+def walk_schedule(schedule: Schedule, costs: Sequence[StageCost], send_ns: Callable[[int], int]) -> Walk:
+    """Run through the actions of every rank; ``send_ns``: time of so many bytes to another rank of the pipeline."""
+    rows, places = leaves_of(schedule), rank_of_stage(schedule)
     position, clock = [0] * len(rows), [0] * len(rows)
     compute, communication = [0] * len(rows), [0] * len(rows)
     there: dict[tuple[int, str, int], int] = {}  # (stage, "F" or "B", microbatch) -> when its input is there
@@ -164,7 +164,7 @@ def walk_schedule(decisions: Decisions, costs: tuple[StageCost, ...], whole: Pri
     def hand(stage: int, to: int, kind: str, microbatch: int, size: int, now: int) -> None:
         if 0 <= to < len(places):
             far = places[to] != places[stage]
-            there[to, kind, microbatch] = now + (whole.collective_ns("send", pipeline.axis, size) if far else 0)
+            there[to, kind, microbatch] = now + (send_ns(size) if far else 0)
 
     moved = True
     while moved:

@@ -14,7 +14,7 @@ from fxpar.plans.mesh import parse_mesh
 from fxpar.plans.plan import Plan
 from fxpar.restrict import Restriction, check_axis_names, roles_of, weight_operands, weight_values
 from fxpar.rules.choices import choice_by_names, joint_choices, site_of
-from tests.compiled import decoder_plan, decoder_program, decoder_source, mlp_program
+from tests.compiled import decoder_plan, decoder_program, mlp_program
 
 torch.set_num_threads(1)
 PRODUCTS = {"aten.mm.default", "aten.addmm.default", "aten.bmm.default", "fxpar.attention.default"}
@@ -104,15 +104,6 @@ def test_a_weight_that_nothing_can_split_is_left_whole():
                          lambda o, _: o.square().mean(), torch.optim.SGD, batch_dim=0)
     plan = compile_model(source, mesh="tp=2").plan
     assert {lay for i, lay in zip(plan.program.inputs, plan.decisions.inputs, strict=True)} == {(Replicate(),)}
-
-
-@pytest.mark.parametrize("mesh", ["pp=4", "dp=2,pp=4"])
-def test_stages_are_refused_with_their_number(mesh):
-    with pytest.raises(UnsupportedError) as caught:
-        check_axis_names(parse_mesh(mesh))
-    assert "stage" in str(caught.value) and "4" in str(caught.value)
-    with pytest.raises(UnsupportedError):
-        compile_model(decoder_source(), mesh=mesh)
 
 
 @pytest.mark.parametrize("name", ["ep", "cp"])

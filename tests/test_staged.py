@@ -1,0 +1,162 @@
+"""Compiled plans with stages: what is asked for is there, cuts are even, and what a step takes is what formulas say."""
+
+import functools
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fxpar.compile import capture_program, compile_model
+from fxpar.model_source import load_model_source
+from fxpar.plans.check import plan_problems
+from fxpar.plans.codec import decode, encode
+from fxpar.plans.errors import FxparError, Infeasible
+from fxpar.plans.schedule import rank_of_stage
+from fxpar.plans.text import canonical_text
+from fxpar.progress import silent
+from fxpar.schedules import SCHEDULES, make_schedule
+from fxpar.show import plan_text
+from fxpar.simulate import Static
+from fxpar.simulate_stages import StageCost, walk_schedule
+from fxpar.stage_cuts import best_cuts, layer_of
+from fxpar.timeline import Timeline
+
+MODELS = Path(__file__).parent / "models"
+
+
+@functools.cache
+def source(name="gpt2"):
+    torch.set_num_threads(1)
+    return load_model_source(str(MODELS / f"{name}.py"))
+
+
+@functools.cache
+def taken(count):
+    return capture_program(source(), outputs=("loss",), precision="fp32", progress=silent, microbatches=count)
+
+
+def compiled(count, **options):
+    return compile_model(source(), captured=taken(count), microbatches=count, **options).plan
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_plan_with_every_schedule(schedule):
+    count = 6 if schedule == "dualpipev" else 2
+    plan = compiled(count, mesh="pp=2,dp=2" if schedule != "zbv" else "pp=2", schedule=schedule)
+    assert list(plan_problems(plan)) == []
+    assert decode(encode(plan)) == plan
+    pipeline = plan.decisions.pipeline
+    assert pipeline.schedule == make_schedule(schedule, 2, count)
+    assert len(pipeline.cuts) == pipeline.schedule.stages - 1
+    assert f"schedule '{schedule}' of {count} microbatches" in canonical_text(plan)
+    assert f"; {schedule}, {count} microbatches; ranks wait" in plan_text(plan)
+    assert plan.prediction.step_ns >= plan.prediction.compute_ns > 0
+
+
+def test_two_stages_are_cut_between_layers():
+    plan = compiled(2, mesh="dp=2,pp=2")
+    (cut,) = plan.decisions.pipeline.cuts
+    before, after = (layer_of(plan.program.nodes[n].module) for n in (cut - 1, cut))
+    assert (before, after) == ("transformer.h.0", "transformer.h.1")
+    assert all(choice[1] == "." for choice in plan.decisions.choices)
+    assert any(choice[0] != "." for choice in plan.decisions.choices)  # dp splits the batch
+
+
+def test_what_is_asked_for_without_stages_or_wrongly_is_refused():
+    for options, says in [
+        ({"mesh": "dp=2", "schedule": "1f1b"}, "--schedule is for plans with stages"),
+        ({"mesh": "2", "per_rank": 2}, "--stages-per-rank is for plans with stages"),
+        ({"mesh": "pp=2", "schedule": "none"}, "there is no schedule 'none'"),
+        ({"mesh": "pp=2", "schedule": "1f1b", "per_rank": 2}, "has 1 stage per rank, not 2"),
+        ({"mesh": "pp=2", "schedule": "dualpipev"}, "there is no schedule dualpipev of 2 ranks, 4 stages and 2"),
+        ({"mesh": "pp=500"}, "500 stages cannot be cut"),
+    ]:
+        with pytest.raises(FxparError) as error:
+            compiled(2, **options)
+        assert says in str(error.value) and error.value.way_out, says
+
+
+def test_a_stage_that_does_not_fit_is_refused_with_its_numbers():
+    need = compiled(2, mesh="pp=2").prediction.peak_bytes
+    assert compiled(2, mesh="pp=2", memory=need).prediction.peak_bytes == need
+    with pytest.raises(Infeasible) as error:
+        compiled(2, mesh="pp=2", memory=need - 64 * 1024)
+    assert "--microbatches" in str(error.value)
+
+
+def test_more_microbatches_hold_less_and_gpipe_more_than_1f1b():
+    def activations(schedule, count):
+        return compiled(count, mesh="pp=2", schedule=schedule).prediction.activation_bytes
+
+    assert activations("1f1b", 6) < activations("1f1b", 2) < activations("gpipe", 1) * 2
+    assert activations("1f1b", 6) < activations("gpipe", 6)
+
+
+@given(st.lists(st.integers(0, 20), min_size=2, max_size=9), st.integers(1, 4))
+def test_best_cuts_are_the_best(weights, stages):
+    if stages > len(weights):
+        stages = len(weights)
+    before = list(itertools.accumulate(weights))[:-1]
+    whole, places = sum(weights), list(range(1, len(weights)))
+
+    def heaviest(cuts):
+        return max(sum(weights[a:b]) for a, b in itertools.pairwise((0, *cuts, len(weights))))
+
+    found = best_cuts(before, whole, places, stages)
+    assert len(found) == stages - 1 and list(found) == sorted(set(found))
+    assert heaviest(found) == min(heaviest(c) for c in itertools.combinations(places, stages - 1))
+
+
+def costs(stages, forward, inputs, weights, sent=0):
+    def time(ns):
+        return Timeline(ns, ns, 0, ())
+
+    return [StageCost(time(0), time(forward), time(inputs + weights), time(inputs), time(weights), time(0),
+                      Static(0, 0, 0), 1, 1, sent, sent)] * stages
+
+
+@given(st.integers(1, 6), st.integers(1, 12), st.integers(1, 9), st.integers(1, 9), st.integers(1, 9))
+def test_equal_stages_take_what_the_formula_says(ranks, count, forward, inputs, weights):
+    """(M + S - 1) (F + B) for GPipe and 1F1B; a backward in two parts is never slower, and waits less."""
+    one = forward + inputs + weights
+    for name in ("gpipe", "1f1b"):
+        walk = walk_schedule(make_schedule(name, ranks, count), costs(ranks, forward, inputs, weights), lambda _: 0)
+        assert walk.step_ns == (count + ranks - 1) * one
+        assert walk.compute == (count * one,) * ranks
+        assert abs(walk.bubble - (ranks - 1) / (count + ranks - 1)) < 1e-9
+    if count % max(1, count // ranks) == 0:
+        split = make_schedule("zero-bubble", ranks, count, 1)
+        walk = walk_schedule(split, costs(ranks, forward, inputs, weights), lambda _: 0)
+        assert walk.step_ns <= (count + ranks - 1) * one
+
+
+@given(st.sampled_from(sorted(SCHEDULES)), st.integers(1, 4), st.integers(1, 20))
+def test_every_action_is_walked_and_sends_take_time(name, ranks, send):
+    schedule = make_schedule(name, ranks, 8)
+    stages = schedule.stages
+    near, far = (walk_schedule(schedule, costs(stages, 3, 2, 1), lambda _, t=t: t) for t in (0, send))
+    places = rank_of_stage(schedule)
+    assert near.compute == tuple(8 * 6 * places.count(r) for r in range(ranks))
+    assert far.step_ns >= near.step_ns + (2 * send * (ranks - 1) if ranks > 1 else 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "options"), [
+    ("gpt2", ["--mesh", "pp=2,dp=2", "--schedule", "1f1b", "--microbatches", "2"]),
+    ("t5", ["--mesh", "pp=2,tp=2", "--schedule", "zbv", "--microbatches", "3"]),
+    ("unet", ["--mesh", "dp=2,pp=2", "--schedule", "interleaved", "--microbatches", "2"]),
+    ("llama", ["--mesh", "pp=2,dp=2,tp=2", "--schedule", "zero-bubble", "--microbatches", "3"]),
+])
+def test_the_two_commands(model, options, tmp_path):
+    """``fxpar compile`` and ``fxpar verify --ranks gloo``."""
+    file, plan = str(MODELS / f"{model}.py"), str(tmp_path / "plan.msgpack")
+    for command in (["compile", file, "-o", plan, *options], ["verify", plan, file, "--ranks", "gloo", "--json"]):
+        done = subprocess.run([sys.executable, "-m", "fxpar", *command], capture_output=True, text=True, timeout=280)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(done.stdout)["equal"]
