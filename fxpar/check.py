@@ -31,7 +31,9 @@ from fxpar.runtime.parameters import differences, module_sources
 from fxpar.runtime.rewrite.legality import collective_signature
 from fxpar.runtime.rewrite.microbatches import pieces, signature
 from fxpar.runtime.rewrite.passes import rewrite
+from fxpar.runtime.rewrite.stage_pieces import stage_decisions, stage_mesh, stage_pieces, stages_of
 from fxpar.runtime.virtual import pieces_of_all, rewrite_all
+from fxpar.runtime.virtual_stages import pieces_of_stages
 
 ALL_RANKS = 64
 """Up to this many ranks every rank's program is rewritten; beyond, those at the first and last corner of the mesh."""
@@ -138,6 +140,8 @@ def sequence_finding(plan: Plan) -> Finding:
     """The ranks would run one sequence of steps, so no collective waits for one that never comes."""
     mesh = plan.decisions.mesh
     try:
+        if plan.decisions.pipeline is not None:
+            return stages_finding(plan)
         if plan.program.time is not None:
             return repeated_finding(plan)
         if mesh.world_size <= ALL_RANKS:
@@ -151,6 +155,25 @@ def sequence_finding(plan: Plan) -> Finding:
                                         f"the others were not rewritten")
     except (FxparError, ValueError) as error:
         return Finding("ranks", "problem", str(error).removeprefix("fxpar: "))
+
+
+def stages_finding(plan: Plan) -> Finding:
+    """:func:`sequence_finding` of a plan with stages; its schedule was checked when it was read."""
+    pipeline, mesh = plan.decisions.pipeline, stage_mesh(plan.decisions)
+    assert pipeline is not None
+    schedule = pipeline.schedule
+    what = f"the schedule runs {schedule.microbatches} microbatches through {schedule.stages} stages without deadlock"
+    if mesh.world_size <= ALL_RANKS:
+        pieces_of_stages(plan.program, plan.decisions)
+        return Finding("ranks", "ok", f"{what}; in each, all {mesh.world_size} ranks run one sequence of collectives")
+    stages = stages_of(plan.program, plan.decisions)
+    corners = ((0,) * len(mesh.axes), tuple(n - 1 for n in mesh.sizes))
+    for stage, decided in zip(stages.stages, stage_decisions(plan.program, plan.decisions, stages), strict=True):
+        parts = [stage_pieces(stage, decided, corner).programs for corner in corners]
+        if len({tuple(map(collective_signature, programs)) for programs in parts}) != 1:
+            return Finding("ranks", "problem", "first and last rank would run different sequences of collectives")
+    return Finding("ranks", "note", f"{what}; in each, first and last of {mesh.world_size} ranks run one sequence of "
+                                    "collectives; the others were not rewritten")
 
 
 def repeated_finding(plan: Plan) -> Finding:

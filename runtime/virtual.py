@@ -51,7 +51,7 @@ from fxpar.runtime.rewrite.legality import collective_signature, structure
 from fxpar.runtime.rewrite.microbatches import Pieces, pieces, pieces_structure, signature
 from fxpar.runtime.rewrite.passes import rewrite
 
-_Row = list[torch.Tensor]
+Row = list[torch.Tensor]
 """One tensor per rank."""
 
 _CPU = torch.device("cpu")
@@ -109,24 +109,28 @@ def run_virtual(
     Raises:
         PlanFileError: the decisions do not fit the program.
     """
+    if decisions.pipeline is not None:
+        from fxpar.runtime.virtual_stages import run_virtual_stages  # it is made of what is below
+
+        return run_virtual_stages(program, decisions, inputs)
     if program.time is not None:
         return run_virtual_microbatches(program, decisions, inputs, watch)
     mesh = decisions.mesh
     programs = rewrite_all(program, decisions)
     first = programs[0]
-    state: dict[int, _Row] = {}
+    state: dict[int, Row] = {}
     for entry, layout, local in zip(program.inputs, decisions.inputs, first.inputs, strict=True):
         dims = program.dims[entry.value]
         state[local] = [
             scatter(inputs[entry.value], dims, layout, mesh, mesh.coordinates(rank)).contiguous()
             for rank in range(mesh.world_size)
         ]
-    _run_steps(program, programs, state, watch)
+    run_steps(program, programs, state, watch)
     return _result(program, decisions, tuple(tuple(state[v]) for v in first.outputs), programs)
 
 
-def _run_steps(
-    program: Program, programs: Sequence[LocalProgram], state: dict[int, _Row], watch: Watch | None
+def run_steps(
+    program: Program, programs: Sequence[LocalProgram], state: dict[int, Row], watch: Watch | None
 ) -> None:
     """Run the ranks' programs on ``state``, in which only their outputs and what they do not read are left."""
     first = programs[0]
@@ -193,8 +197,8 @@ def run_virtual_microbatches(
     first, mesh = parts[0], decisions.mesh
     handed_on = dict(inputs)
 
-    def entering(programs: Sequence[LocalProgram], positions: Sequence[int], number: int) -> dict[int, _Row]:
-        rows: dict[int, _Row] = {}
+    def entering(programs: Sequence[LocalProgram], positions: Sequence[int], number: int) -> dict[int, Row]:
+        rows: dict[int, Row] = {}
         for position, local in zip(positions, programs[0].inputs, strict=False):
             value = program.inputs[position].value
             whole = input_of_microbatch(program, position, handed_on, number)
@@ -204,8 +208,8 @@ def run_virtual_microbatches(
             ]
         return rows
 
-    def run(which: int, state: dict[int, _Row]) -> dict[int, _Row]:
-        _run_steps(program, [p.programs[which] for p in parts], state, watch)
+    def run(which: int, state: dict[int, Row]) -> dict[int, Row]:
+        run_steps(program, [p.programs[which] for p in parts], state, watch)
         return state
 
     once = run(0, entering([p.prologue for p in parts], first.prologue_inputs, 0))
@@ -215,7 +219,7 @@ def run_virtual_microbatches(
         v: [torch.zeros(p.backward.types[v].shape, dtype=torch_dtype(p.backward.types[v].dtype)) for p in parts]
         for v in totals
     }
-    joined: dict[int, list[_Row]] = {j.value: [] for j in (*first.early, *first.late)}
+    joined: dict[int, list[Row]] = {j.value: [] for j in (*first.early, *first.late)}
     tangents = [i for i, entry in enumerate(program.inputs) if entry.kind == "tangent"]
     for number in range(program.microbatches):
         state = run(1, entering([p.forward for p in parts], first.forward_inputs, number) | hoisted)
@@ -243,7 +247,7 @@ def run_virtual_microbatches(
 
 
 def hand_on(
-    program: Program, decisions: Decisions, parts: Pieces, found: Mapping[int, _Row],
+    program: Program, decisions: Decisions, parts: Pieces, found: Mapping[int, Row],
     values: dict[int, torch.Tensor],
 ) -> None:
     """Enter the buffers that a microbatch leaves to the next."""
@@ -255,7 +259,7 @@ def hand_on(
                 row, program.dims[output.value], decisions.outputs[position], decisions.mesh)
 
 
-def _run_step(index: int, programs: Sequence[LocalProgram], state: dict[int, _Row], mesh: Mesh) -> None:
+def _run_step(index: int, programs: Sequence[LocalProgram], state: dict[int, Row], mesh: Mesh) -> None:
     steps = [p.steps[index] for p in programs]
     step = steps[0]
     if isinstance(step, OpStep):
@@ -283,7 +287,7 @@ def _run_step(index: int, programs: Sequence[LocalProgram], state: dict[int, _Ro
             state[value] = [found[rank][position] for rank in range(mesh.world_size)]
 
 
-def _run_op(step: OpStep, state: dict[int, _Row], rank: int) -> tuple[torch.Tensor, ...]:
+def _run_op(step: OpStep, state: dict[int, Row], rank: int) -> tuple[torch.Tensor, ...]:
     values = {v: state[v][rank] for v in step.operands}
     positional, named = call_arguments(step.op, step.args, values, _CPU)
     return results(operator_of(step.op)(*positional, **named), len(step.outputs))
@@ -296,8 +300,8 @@ def _run_local(step: LocalStep, tensor: torch.Tensor, shape: tuple[int, ...]) ->
 
 
 def exchange(
-    steps: Sequence[CollectiveStep], tensors: Sequence[_Row], shapes: Sequence[Sequence[tuple[int, ...]]]
-) -> list[_Row]:
+    steps: Sequence[CollectiveStep], tensors: Sequence[Row], shapes: Sequence[Sequence[tuple[int, ...]]]
+) -> list[Row]:
     """One collective of one group: per member its step, its tensors and the shapes of its results, in; results out.
 
     Buffers are packed, moved and trimmed exactly as on real ranks.
@@ -324,8 +328,8 @@ def exchange(
 
 
 def _exchange_halos(
-    halos: Sequence[Halo], tensors: _Row, shapes: Sequence[tuple[int, ...]], summed: bool
-) -> list[_Row]:
+    halos: Sequence[Halo], tensors: Row, shapes: Sequence[tuple[int, ...]], summed: bool
+) -> list[Row]:
     members = range(len(halos))
     sent = [pack_halo(tensors[i], halos[i], i, summed).split(halo_sizes(halos[i], i, summed)[0]) for i in members]
     received = [torch.cat([sent[peer][i] for peer in members]) for i in members]
