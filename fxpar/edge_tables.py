@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fxpar.modes import Copies, Pair
-from fxpar.plans.layout import Dims, Layout, Partial
+from fxpar.plans.layout import Dims, Layout, Partial, Placement
 from fxpar.plans.program import TensorType
 from fxpar.prices import Prices
 from fxpar.reshard_tables import PriceKind
@@ -73,9 +73,8 @@ class EdgeTables:
             self._known[key] = len(self.tables)
             matrix = self.joint_matrix(source, wanted, dims, kind, flags.price)
             if flags.keep_sums:
-                reduced = [[any(p != q for target in wanted for p, q in zip(a, target[s], strict=True)
-                                if isinstance(p, Partial)) for s in range(len(wanted[0]))] for a in source]
-                matrix = np.where(np.array(reduced), FORBIDDEN, matrix)
+                for target in wanted:
+                    matrix = np.where(reduces(source, target), FORBIDDEN, matrix)
             if flags.pair is not None:
                 matrix = flags.pair.apply(matrix, moved(source, wanted[0]))
             self.tables.append(matrix)
@@ -87,6 +86,15 @@ def moved(source: Sequence[Layout], target: Sequence[Layout]) -> BoolArray:
     number: dict[Layout, int] = {}
     return np.array([number.setdefault(lay, len(number)) for lay in source])[:, None] != np.array(
         [number.setdefault(lay, len(number)) for lay in target])[None, :]
+
+
+def reduces(source: Sequence[Layout], target: Sequence[Layout]) -> BoolArray:
+    """[len(source), len(target)]: a pending sum of the source is not left as it is."""
+    number: dict[Placement, int] = {}
+    ours, theirs = (np.array([[number.setdefault(p, len(number)) for p in lay] for lay in layouts], np.int64)
+                    for layouts in (source, target))
+    pending = np.array([[isinstance(p, Partial) for p in lay] for lay in source])
+    return np.asarray((pending[:, None, :] & (ours[:, None, :] != theirs[None, :, :])).any(axis=2))
 
 
 def _unique(layouts: Sequence[Layout]) -> tuple[tuple[Layout, ...], list[int]]:

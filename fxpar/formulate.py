@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -123,7 +124,7 @@ class Formulation:
         if hubs is None:
             return None
         for c, names in zip(self.classes.nodes, decisions.choices, strict=True):
-            found = [i for i, s in enumerate(self.node_states[c]) if s.names == names]
+            found = self._states_named[c].get(names, [])
             if self.modes:
                 mode = hubs.get(c, wanted[c])
                 if mode == DROPPED and DROPPED not in self.modes[c]:
@@ -138,6 +139,16 @@ class Formulation:
             if layout not in states or result.setdefault(c, states.index(layout)) != states.index(layout):
                 return None
         return tuple(result[c] for c in range(len(self.classes.sizes)))
+
+    @cached_property
+    def _states_named(self) -> dict[int, dict[tuple[str, ...], list[int]]]:
+        """Per class of nodes, the states that stand for the same names."""
+        found: dict[int, dict[tuple[str, ...], list[int]]] = {}
+        for c, states in self.node_states.items():
+            own = found[c] = {}
+            for i, state in enumerate(states):
+                own.setdefault(state.names, []).append(i)
+        return found
 
     def _hubs_wanted(self, decisions: Decisions, wanted: dict[int, int]) -> dict[int, int] | None:
         """Per class of ``hub_modes`` the mode that the decisions mean, None where members of a class differ."""

@@ -235,7 +235,7 @@ class KnownPairs:
         for i in np.flatnonzero(missing.any(axis=1)):
             groups.setdefault(missing[i].tobytes(), []).append(int(i))
         for own in groups.values():
-            lacking = np.flatnonzero(missing[own[0]])
+            lacking: list[int] = np.flatnonzero(missing[own[0]]).tolist()
             some, others = [sources[i] for i in own], [targets[j] for j in lacking]
             made = ReshardTable(self.dims, self.mesh, [p for lay in (*some, *others) for p in lay], self.price_of,
                                 self.kind)

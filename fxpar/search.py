@@ -47,6 +47,8 @@ MEMORY_ROUNDS = 5
 # times the gap asked for: how near the best a plan within the memory is looked for that is only compared (made by
 # hand), or that only shows which values are live at the peak
 EXPLORED = 3
+# a plan made by hand whose memory row alone needs this many times what there is will not fit
+HOPELESS = 2
 OWN = "fxpar"
 """The name of the plan that the solver finds when nothing is asked for."""
 
@@ -267,16 +269,20 @@ class Search:
         loosened, smallest_tried = False, -1  # the latter: with how many temporaries charged
         begin: Start | None = None
         candidates = [*starts, free]
-        for _ in range(MEMORY_ROUNDS):
+        for number in range(MEMORY_ROUNDS):
             formulation = replace(formulation, problem=replace(formulation.problem, budget=budget // unit))
-            found, solution = self._attempt(name, formulation, candidates, what, begin, EXPLORED)
+            exact = name == OWN and number > 0
+            found, solution = self._attempt(name, formulation, candidates, what, begin, 1 if exact else EXPLORED)
             begin = solution.start or begin
-            if name == OWN and found is not None and found.fits and found.certificate.gap > self.request.gap:
+            far = found is not None and found.fits and found.certificate.gap > self.request.gap
+            if name == OWN and not exact and found is not None and far:
                 nearer, solution = self._attempt(name, formulation, [*candidates, found], what, begin)
                 begin = solution.start or begin
                 found = nearer or found
             if found is None:
                 if smallest_tried == charged.total() or solution.min_memory is None:
+                    break
+                if name != OWN and solution.min_memory * unit > HOPELESS * limit:
                     break
                 # no assignment within the row, which may count more than the simulator: a little above its smallest
                 # (the smallest itself buys its last bytes at any price)
@@ -298,9 +304,10 @@ class Search:
             charged += more
             formulation = with_temporaries(formulation, prices, sorted(more.elements()))
             counted = formulation.problem.memory(solution.assignment) * unit
+            over = found.prediction.peak_bytes - limit
             budget = limit - (found.prediction.peak_bytes - counted)
             if not more:
-                budget = min(budget, found.counted - unit)
+                budget = min(budget, found.counted - unit) - over // 2
             if budget <= 0:
                 break
         return best
@@ -336,7 +343,9 @@ class Search:
         with self.request.progress(f"{name} on {mesh}{what}"):
             candidates = [a for s in starts if s.decisions.mesh.sizes == mesh.sizes
                           and (a := formulation.assignment(s.decisions)) is not None]
-            solution = solve(formulation.problem, gap=times * self.request.gap, candidates=candidates, start=begin)
+            effort = 10 if name == OWN else 5
+            solution = solve(formulation.problem, gap=times * self.request.gap, candidates=candidates, start=begin,
+                             effort=effort)
             return self._solved(name, formulation, solution), solution
 
     def _solved(self, name: str, formulation: Formulation, solution: Solution) -> Found | None:

@@ -21,6 +21,9 @@ from fxpar.solver.problem import LARGEST_TOTAL_COST, largest_finite
 #: A price is an integer count of 1 / 2**PRICE_BITS scaled ns per memory unit.
 PRICE_BITS = 10
 
+#: Costs are scaled to add up to about this many bits: then rounding is a millionth of them and less.
+FINE_BITS = 44
+
 #: No honest total, scaled and priced, reaches this: a bound that does shows that the forbidden pairs leave nothing.
 DIVERGED = 2**54
 
@@ -85,8 +88,9 @@ def scale(graph: Graph, shift: int | None = None) -> Scaled:
         total = sum(largest_finite(costs) for costs in graph.costs)
         spread = [int(np.where(table < BLOCKED, table, 0).max()) for table in graph.tables]
         total += sum(spread[link.table] for link in graph.links)
-        shift = max(0, min(10, LARGEST_TOTAL_COST.bit_length() - 2 - total.bit_length()))
-    tables = tuple(np.where(table < BLOCKED, table << shift, table) for table in graph.tables)
+        shift = max(0, min(10, FINE_BITS - total.bit_length()))
+    scaled = (np.where(table < BLOCKED, table << shift, table) for table in graph.tables)
+    tables = tuple(scaled) if shift else graph.tables
     pushes = [both_directions(table) for table in tables]
     return Scaled(
         graph=graph,

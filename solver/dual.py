@@ -10,10 +10,10 @@ from fractions import Fraction
 import numpy as np
 
 from fxpar.solver.arcs import Arcs, all_states, arc_consistent, undominated
-from fxpar.solver.bound import PRICE_BITS, Messages, Passing, no_messages, proven_minimum, scale
+from fxpar.solver.bound import PRICE_BITS, Messages, Passing, Scaled, no_messages, proven_minimum
 from fxpar.solver.decode import Neighbourhood, decode
 from fxpar.solver.eliminate import eliminate
-from fxpar.solver.graph import BLOCKED, BoolArray, Graph, IntArray, restrict
+from fxpar.solver.graph import BLOCKED, BoolArray, IntArray, restrict
 from fxpar.solver.warm import Start, resumed
 
 #: Sweeps at one price, and how many without progress end them.
@@ -80,17 +80,18 @@ class Dual:
 
     narrow    whether elimination solves the priced graph exactly; `exact_bound` (ns) at `exact_price` is its best.
     impossible proven that every choice is forbidden.
+    ended     whether `close` tried all prices that promise something.
     bound     ns, the best proven so far (None: no sweep yet); `messages` and `price` prove it.
     best      the cheapest choice found that fits the budget, with `best_cost` in ns, or None.
     pool      the choices found, without repetition.
     """
 
-    def __init__(self, graph: Graph, arcs: Arcs, start: Start | None = None) -> None:
+    def __init__(self, scaled: Scaled, arcs: Arcs, start: Start | None = None) -> None:
         self.start = start
-        self.graph = graph
+        self.graph = scaled.graph
         self.arcs = arcs
-        self.scaled = scale(graph)
-        self.passing = Passing(self.scaled, no_messages(graph))
+        self.scaled = scaled
+        self.passing = Passing(scaled, no_messages(scaled.graph))
         self.bound: int | None = None
         self.messages: Messages = self.passing.messages
         self.price = 0
@@ -105,6 +106,7 @@ class Dual:
         self._at_most: int | None = None
         self._free: Point | None = None  # what price 0 gives, where that fits
         self._best_price = False  # the bracket is closed
+        self.ended = True  # not for want of prices alone
 
     def offer(self, choice: list[int]) -> None:
         """Puts a choice into the pool and keeps it if it is the best that fits."""
@@ -147,7 +149,7 @@ class Dual:
                 self._best_price = True
                 break
             if number + 1 == prices:
-                self._best_price = prices == PRICES
+                self._best_price = self.ended = prices == PRICES
                 break
             price = min(next_price, self.scaled.largest_price)
             point = self._at(price, SWEEPS_PER_PRICE)
@@ -163,21 +165,30 @@ class Dual:
     def _known(self, point: Point | None) -> Known | None:
         return None if point is None else Known(self.scaled.rational(point.price), point.cost, point.memory)
 
-    def persist(self, gap: float, at_most: int | None) -> None:
-        """Sweeps on at the best price for as long as that promises something, then stirs."""
+    def stir(self, gap: float, at_most: int | None) -> None:
+        """Decodes where the messages of other prices than the best lead: at one price alone, decoding may stay far
+        from the bound. Nothing here proves a bound."""
         self._gap = gap
         self._at_most = at_most
-        one = 1 << (self.scaled.shift + PRICE_BITS)
         if self._free is not None:
-            self._run(0, 1 if self.graph.budget is None else None)
-            self._stir([self._free.cost * one // (share * max(self._free.memory, 1)) for share in STIRRED_SHARES])
+            one = 1 << (self.scaled.shift + PRICE_BITS)
+            self._decode_at([self._free.cost * one // (share * max(self._free.memory, 1)) for share in STIRRED_SHARES])
+        elif self._best_price:
+            price = self.exact_price if self.narrow else self.price
+            self._decode_at([price * times // 16 for times in STIRRED_TIMES])
+
+    def persist(self, gap: float, at_most: int | None) -> None:
+        """Sweeps on at the best price for as long as that promises something."""
+        self._gap = gap
+        self._at_most = at_most
+        if self._free is not None:
+            self._run(0, 1 if self.graph.budget is None and self.narrow else None)
         elif self._best_price:
             if self.narrow:
                 self.price = self.exact_price
             else:
                 self.passing = Passing(self.scaled, self.messages)
             self._run(self.price, None)
-            self._stir([self.price * times // 16 for times in STIRRED_TIMES])
 
     def _first(self, low: Point | None) -> tuple[int, Point | None]:
         """The price to begin at and what it gives: that of the start, going on from its messages; that between `low`
@@ -195,14 +206,11 @@ class Dual:
             resumed(self.scaled, self.passing, self.start, self.scaled.priced(price))
         return price, self._run(price, SWEEPS_AT_FIRST)
 
-    def _stir(self, prices: list[int]) -> None:
-        """Decodes where the messages of other prices lead: at one price alone, decoding may stay far from the bound.
-
-        Nothing here proves a bound.
-        """
+    def _decode_at(self, prices: list[int]) -> None:
         if self.narrow:
             return
         kept = self.messages
+        self.passing = Passing(self.scaled, kept)
         for price in prices:
             if self._done():
                 break
@@ -216,6 +224,7 @@ class Dual:
                 if self._done():
                     break
         self.messages = kept
+        self.passing = Passing(self.scaled, kept)
 
     def proven(self) -> tuple[int, int]:
         """The bound in ns and its price: by elimination, or recounted from `messages` alone, whichever is higher."""
@@ -367,7 +376,8 @@ class Dual:
             assert low is not None
             if self.start is not None and low.price:
                 return max(low.price + 1, low.price * 9 // 8)
-            return self._first_price(low) if low.price == 0 else max(2 * low.price, min(self._first_price(low), 4 * low.price))
+            guess = self._first_price(low)
+            return guess if low.price == 0 else max(2 * low.price, min(guess, 4 * low.price))
         if low is None:
             return high.price * 7 // 8
         width = high.price - low.price

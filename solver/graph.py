@@ -6,7 +6,7 @@ hundreds of distinct tables.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -168,6 +168,12 @@ def restrict(graph: Graph, live: Sequence[BoolArray]) -> Graph:
     )
 
 
+def with_memory(graph: Graph, problem: Problem) -> Graph:
+    """The Graph of a Problem that differs in memory and budget alone."""
+    memory = tuple(variable.memory[states] for variable, states in zip(problem.variables, graph.states, strict=True))
+    return replace(graph, memory=memory, budget=problem.budget)
+
+
 def split(table: IntArray) -> tuple[IntArray, IntArray, IntArray | None]:
     """`table[i, j] == rows[i] + columns[j] + rest[i, j]`, with the row and column minima moved out; rest None if zero.
 
@@ -186,6 +192,8 @@ def split(table: IntArray) -> tuple[IntArray, IntArray, IntArray | None]:
 
 def _sum_of_tables(problem: Problem, key: tuple[tuple[int, int, bool], ...]) -> IntArray:
     total: IntArray | None = None
+    if len(key) == 1 and key[0][1:] == (1, False) and not (problem.tables[key[0][0]] >= FORBIDDEN).any():
+        return problem.tables[key[0][0]]
     for table, weight, flipped in key:
         values = problem.tables[table].T if flipped else problem.tables[table]
         forbidden = values >= FORBIDDEN

@@ -10,15 +10,15 @@ from fractions import Fraction
 import numpy as np
 
 from fxpar.solver.arcs import Arcs, all_states, arc_consistent, undominated
-from fxpar.solver.bound import forced_minima
+from fxpar.solver.bound import Scaled, forced_minima, scale
 from fxpar.solver.decode import Neighbourhood
 from fxpar.solver.dual import PRICES, WIDE, Bracket, Dual, Known
-from fxpar.solver.graph import BLOCKED, BoolArray, Graph, IntArray, merge, restrict
+from fxpar.solver.graph import BLOCKED, BoolArray, Graph, IntArray, merge, restrict, with_memory
 from fxpar.solver.order import narrow_order, reordered
 from fxpar.solver.problem import FORBIDDEN, LARGEST_TOTAL_MEMORY, Edge, Problem, Variable
 from fxpar.solver.residue import residue_size, solve_residue
 from fxpar.solver.solution import Solution, Status
-from fxpar.solver.warm import Start, start_from
+from fxpar.solver.warm import Prepared, Start, start_from
 
 #: Booleans that CP-SAT is given at most: to settle everything, and to search among pooled states.
 SETTLE_SIZE = 6_000
@@ -28,6 +28,10 @@ MOST_PER_VARIABLE = (1, 2, 3, 4, 6, 8, 12, 16, 32)
 #: Deterministic CP-SAT time per unit of effort; one is about a second.
 TIME_PER_EFFORT = 0.3
 ROUNDS = 6
+#: With less effort sweeps end when they no longer promise much.
+PERSISTENT = 10
+#: Table entries of graphs whose bound is worth all the sweeps that still gain something.
+SWEPT = 5_000_000
 #: Graphs of more states are not searched for states that others replace: it takes longer than it spares.
 MANY_STATES = 30_000
 #: Only graphs of fewer states may be small enough to settle.
@@ -54,16 +58,19 @@ def solve(
     Raises ValueError on a malformed problem, or on a candidate of the wrong length or with an unknown state.
     """
     problem.validate()
-    order = narrow_order(problem)
+    prepared = start.prepared if start is not None and start.prepared and start.prepared.serves(problem) else None
+    order = narrow_order(problem) if prepared is None else list(prepared.order)
     for candidate in candidates:
         problem.cost(candidate)
     place = sorted(range(len(order)), key=order.__getitem__)
     run = _Run(
         reordered(problem, order), gap, effort, progress or _silent, None if start is None else start.renamed(place)
     )
+    run.prepared = prepared
     solution = run.solve([[candidate[v] for v in order] for candidate in candidates])
     if solution.start is not None:
-        solution = replace(solution, start=solution.start.renamed(order))
+        made = None if run.prepared is None else replace(run.prepared, problem=problem, order=tuple(order))
+        solution = replace(solution, start=replace(solution.start.renamed(order), prepared=made))
     if solution.assignment is None:
         return solution
     assignment = [0] * len(order)
@@ -95,12 +102,14 @@ class _Run:
         self.min_memory: int | None = None
         self.start = start
         self.bracket = Bracket()
+        self.prepared: Prepared | None = None
 
     def solve(self, candidates: Sequence[Sequence[int]]) -> Solution:
         for candidate in candidates:
             self.offer(candidate)
-        whole = merge(self.problem)
-        live = arc_consistent(Arcs(whole), all_states(whole))
+        ready, self.prepared = self.prepared, None
+        whole = merge(self.problem) if ready is None else with_memory(ready.whole, self.problem)
+        live = arc_consistent(Arcs(whole), all_states(whole)) if ready is None else ready.live
         if live is None:
             return self.infeasible()
         budget = whole.budget
@@ -112,14 +121,21 @@ class _Run:
                 return self.infeasible()
             if most <= budget:
                 whole = replace(whole, budget=None)
-        graph = self.shrink(whole, live)
-        if graph is None:
-            return self.infeasible()
+        if ready is None:
+            graph = self.shrink(whole, live)
+            if graph is None:
+                return self.infeasible()
+            scaled = scale(graph)
+        else:
+            graph = replace(with_memory(ready.graph, self.problem), budget=whole.budget)
+            scaled = replace(ready.scaled, graph=graph)
+        if sum(int(mask.sum()) for mask in live) > MANY_STATES:  # no state was spared for its memory
+            self.prepared = Prepared(self.problem, (), whole, tuple(live), graph, scaled)
         if whole.budget is not None:
             for candidate in candidates:
                 self.fit(whole, candidate)
         self.progress(f"{_count(whole)} states, {_count(graph)} kept")
-        if not self.by_rounds(graph):
+        if not self.by_rounds(graph, scaled):
             return self.infeasible()
         return self.finish(whole)
 
@@ -178,13 +194,13 @@ class _Run:
             consistent = arc_consistent(arcs, undominated(graph, consistent, graph.budget is not None))
         return None if consistent is None else restrict(graph, consistent)
 
-    def by_rounds(self, graph: Graph) -> bool:
+    def by_rounds(self, graph: Graph, scaled: Scaled) -> bool:
         """Bounds, decodes, prunes and settles until close enough or out of ideas. False: proven to be infeasible."""
-        current = graph
+        current: Graph = graph
         for number in range(ROUNDS):
             before = (self.best_cost, self.bound)
             pruned = number > 0
-            dual = self.bounded(current, pruned, first=number == 0)
+            dual = self.bounded(scale(current) if pruned else scaled, pruned)
             if dual.impossible:
                 return self.best is not None and self.nothing_better()
             if self.best is None and not self.find_any(dual):
@@ -192,12 +208,18 @@ class _Run:
             smaller = self.narrowed(dual)
             if smaller is None:
                 return True
-            if 2 * _count(smaller) > _count(current):
-                # the bound is not good enough to spare many states: it takes all that sweeps can do
-                dual.persist(self.gap / 2, self.best_cost)
-                self.take(dual, pruned)
-                smaller = self.narrowed(dual)
-                if smaller is None or 10 * _count(smaller) > 9 * _count(current):
+            if dual.ended and 2 * _count(smaller) > _count(current):
+                if self.effort < PERSISTENT:
+                    return True
+                # too few states can be spared: look for better elsewhere, then, where sweeps are cheap, for all the
+                # bound that they can give
+                for further in (dual.stir, dual.persist) if dual.passing.work <= SWEPT else (dual.stir,):
+                    further(self.gap / 2, self.best_cost)
+                    self.take(dual, pruned)
+                    smaller = self.narrowed(dual)
+                    if smaller is None:
+                        return True
+                if 10 * _count(smaller) > 9 * _count(current) or dual.passing.work > SWEPT:
                     return True
                 if number and not self.gained(before):
                     return True
@@ -226,14 +248,14 @@ class _Run:
                 return None
         return None
 
-    def bounded(self, graph: Graph, pruned: bool, first: bool) -> Dual:
-        """Runs the search over prices on `graph` and takes over what it finds; on a wide graph at first for one price
+    def bounded(self, scaled: Scaled, pruned: bool) -> Dual:
+        """Runs the search over prices on a graph and takes over what it finds; on a wide graph at first for one price
         only: once something good is found there, states can be spared."""
-        dual = Dual(graph, Arcs(graph), self.start)
-        known = None if self.best is None else graph.positions(self.best)
+        dual = Dual(scaled, Arcs(scaled.graph), self.start)
+        known = None if self.best is None else scaled.graph.positions(self.best)
         if known is not None:
             dual.offer(known)
-        prices = 1 if first and dual.passing.work > WIDE else PRICES
+        prices = PRICES if pruned or dual.passing.work <= WIDE or self.best is None else 1
         self.bracket = dual.close(self.gap / 2, self.best_cost, self.bracket, prices)
         self.take(dual, pruned)
         return dual

@@ -11,10 +11,36 @@ from fractions import Fraction
 import numpy as np
 
 from fxpar.solver.bound import Messages, Passing, Scaled
-from fxpar.solver.graph import BIG, BoolArray, IntArray
+from fxpar.solver.graph import BIG, BoolArray, Graph, IntArray
+from fxpar.solver.problem import Problem
 
 #: Added to the cost of states that a start does not know: no message is made from them in the first sweep.
 UNKNOWN = BIG >> 8
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """What was made of a problem before its memory mattered, for another that differs in memory and budget alone.
+
+    order     the variables in the order in which they are solved; all below is in terms of it.
+    whole     the problem's Graph; `live` its states that can be part of anything, `graph` with these alone.
+    """
+
+    problem: Problem
+    order: tuple[int, ...]
+    whole: Graph
+    live: tuple[BoolArray, ...]
+    graph: Graph
+    scaled: Scaled
+
+    def serves(self, problem: Problem) -> bool:
+        """True when `problem` has the very same edges, tables and costs."""
+        mine = self.problem
+        return (
+            problem.tables is mine.tables and problem.edges is mine.edges
+            and len(problem.variables) == len(mine.variables)
+            and all(a.costs is b.costs for a, b in zip(problem.variables, mine.variables, strict=True))
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +55,7 @@ class Start:
     shift: int
     states: tuple[IntArray, ...]
     messages: dict[tuple[int, int], IntArray]
+    prepared: Prepared | None = None
 
     def renamed(self, order: Sequence[int]) -> "Start":
         """The same with variable `order[i]` for i."""
@@ -36,7 +63,7 @@ class Start:
         for v, own in zip(order, self.states, strict=True):
             states[v] = own
         messages = {(order[u], order[v]): message for (u, v), message in self.messages.items()}
-        return Start(self.price, self.shift, tuple(states), messages)
+        return Start(self.price, self.shift, tuple(states), messages, self.prepared)
 
 
 def start_from(scaled: Scaled, messages: Messages, price: int) -> Start:

@@ -1,9 +1,11 @@
+import itertools
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fxpar.solver.arcs import Arcs, all_states, arc_consistent, undominated
-from fxpar.solver.bound import Messages, Passing, excesses, no_messages, proven_minimum, scale
+from fxpar.solver.bound import Messages, Passing, forced_minima, no_messages, proven_minimum, scale
 from fxpar.solver.brute_force import brute_force
 from fxpar.solver.eliminate import eliminate
 from fxpar.solver.graph import BLOCKED, merge, restrict
@@ -42,10 +44,10 @@ def test_any_messages_at_any_price_prove_no_more_than_the_optimum(problem, seed,
             assert scaled.true_bound(told, price) <= exact.cost
 
 
-@given(problems(), st.integers(0, 10**5), st.integers(0, 3))
-def test_forcing_a_state_costs_at_least_its_excess(problem, price, sweeps):
-    graph, exact = consistent_graph(problem), brute_force(problem)
-    if graph is None or exact.cost is None:
+@given(problems(), st.integers(0, 10**5), st.integers(0, 3), st.booleans())
+def test_a_forced_state_proves_no_more_than_the_best_with_it(problem, price, sweeps, arbitrary):
+    graph = consistent_graph(problem)
+    if graph is None:
         return
     scaled = scale(graph)
     price = 0 if problem.budget is None else min(price, scaled.largest_price)
@@ -53,11 +55,32 @@ def test_forcing_a_state_costs_at_least_its_excess(problem, price, sweeps):
     passing = Passing(scaled, no_messages(graph))
     for _ in range(sweeps):
         passing.sweep(costs)
-    minimum = proven_minimum(scaled, passing.messages, costs)
-    choice = graph.positions(exact.assignment)
-    for v, excess in enumerate(excesses(scaled, passing.messages, costs)):
-        assert excess.min() >= 0
-        assert excess[choice[v]] <= scaled.room(minimum, price, exact.cost)
+    messages = passing.messages
+    if arbitrary:  # any numbers are messages
+        rng = np.random.default_rng(price + sweeps)
+        messages = Messages(*(tuple(m + rng.integers(-50, 50, m.shape) for m in side)
+                              for side in (messages.up, messages.down)))
+    minima = forced_minima(scaled, messages, costs)
+    for choice in itertools.product(*(range(len(each)) for each in graph.costs)):
+        total = sum(int(own[i]) for own, i in zip(costs, choice, strict=True))
+        total += sum(int(scaled.tables[link.table][choice[link.u], choice[link.v]]) for link in graph.links)
+        for v, state in enumerate(choice):
+            assert minima[v][state] <= total
+
+
+@given(problems(), st.integers(0, 3))
+def test_some_forced_state_proves_what_sweeps_did(problem, sweeps):
+    graph = consistent_graph(problem)
+    if graph is None:
+        return
+    scaled = scale(graph)
+    passing = Passing(scaled, no_messages(graph))
+    told = 0
+    for _ in range(1 + sweeps):
+        told = passing.sweep(list(scaled.costs))
+    rounding = 64 * (len(graph.links) + graph.size)
+    for minimum in forced_minima(scaled, passing.messages, list(scaled.costs)):
+        assert minimum.min() >= told - rounding
 
 
 @given(problems(budgets=False))
