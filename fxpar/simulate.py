@@ -50,14 +50,14 @@ def replay(program: Program, decisions: Decisions, prices: Prices, optimizer_byt
     if program.time is None:
         local = rewrite(program, decisions, corner, every_pass=False)
         timeline = replay_time(local, prices)
-        static = replay_static(program, local, local, optimizer_bytes)
+        static = replay_static(program, local, optimizer_bytes)
         memory = replay_memory(local, gradient_positions(program))
     else:
         whole = localise(program, decisions, corner)
         parts = split_pieces(program, decisions, whole)
         often = (1, program.microbatches, program.microbatches, 1)
         timeline = sum_timelines((replay_time(p, prices), n) for p, n in zip(parts.programs, often, strict=True))
-        static = replay_static(program, whole, parts.epilogue, optimizer_bytes)
+        static = replay_static(program, whole, optimizer_bytes, parts.epilogue)
         memory = replay_pieces_memory(program, parts)
     prediction = Prediction(
         step_ns=timeline.step_ns,
@@ -145,9 +145,10 @@ class Static:
 
 
 def replay_static(
-    program: Program, local: LocalProgram, last: LocalProgram, optimizer_bytes: OptimizerBytes
+    program: Program, local: LocalProgram, optimizer_bytes: OptimizerBytes, last: LocalProgram | None = None
 ) -> Static:
-    """Bytes of the stored shards of one rank: ``local`` has the program's inputs, ``last`` its outputs."""
+    """Bytes of the stored shards of one rank: ``local`` has the program's inputs, ``last`` its outputs (None: it)."""
+    last = last or local
     parameters = gradients = optimizer = 0
     for item, value in zip(program.inputs, local.inputs, strict=True):
         kind = local.types[value]

@@ -73,7 +73,8 @@ def unpack_gathers(buffer: torch.Tensor, cuts: Sequence[Cut], shapes: Sequence[S
     """A bucket's wholes from all ranks' rows."""
     sizes = [_padded(cut) for cut in cuts]
     rows = buffer.view(len(cuts[0].lengths), sum(sizes)).split(sizes, dim=1)
-    return [unpack_gather(row, cut, shape) for row, cut, shape in zip(rows, cuts, shapes, strict=True)]
+    # a row of one element a rank would be a view that holds the whole bucket's buffer
+    return [unpack_gather(row, cut, shape).contiguous() for row, cut, shape in zip(rows, cuts, shapes, strict=True)]
 
 
 def pack_scatters(tensors: Sequence[torch.Tensor], cuts: Sequence[Cut]) -> torch.Tensor:
