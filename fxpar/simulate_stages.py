@@ -119,16 +119,23 @@ def stage_costs(
     prices = StagePrices(cluster, mesh, decisions.mesh.sizes, tuple(range(len(mesh.axes))))
     stages = stages_of(program, decisions)
     found = []
-    for stage, decided in zip(stages.stages, stage_decisions(program, decisions, stages), strict=True):
+    for number, (stage, decided) in enumerate(
+        zip(stages.stages, stage_decisions(program, decisions, stages), strict=True)
+    ):
         parts = stage_pieces(stage, decided, (0,) * len(mesh.axes))
-        found.append(_stage_cost(parts, prices, optimizer_bytes))
+        owned = {program.inputs[i].name for i, owner in enumerate(stages.owners) if owner == number}
+
+        def owners_bytes(dtype: str, name: str, owned: set[str] = owned) -> int:
+            return optimizer_bytes(dtype, name) if name in owned else 0
+
+        found.append(_stage_cost(parts, prices, owners_bytes))
     return tuple(found)
 
 
 def _stage_cost(parts: StagePieces, prices: Prices, optimizer_bytes: OptimizerBytes) -> StageCost:
     pieces, program = parts.pieces, parts.stage.program
     whole = localise(program, parts.decisions, (0,) * len(parts.decisions.mesh.axes))
-    static = replay_static(program, whole, pieces.epilogue, optimizer_bytes)
+    static = replay_static(program, whole, optimizer_bytes, pieces.epilogue)
     memory = replay_pieces_memory(program, pieces)
     shared = set(pieces.hoisted) | {
         v for v, e in zip(whole.inputs, program.inputs, strict=True) if e.kind in ("parameter", "constant", "buffer")

@@ -11,12 +11,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from fxpar.compile import capture_program, compile_model
 from fxpar.model_source import load_model_source
 from fxpar.plans.check import plan_problems
 from fxpar.plans.codec import decode, encode
-from fxpar.plans.errors import FxparError, Infeasible
+from fxpar.plans.errors import FxparError, Infeasible, PlanFileError
 from fxpar.plans.schedule import rank_of_stage
 from fxpar.plans.text import canonical_text
 from fxpar.progress import silent
@@ -68,6 +69,30 @@ def test_two_stages_are_cut_between_layers():
     assert any(choice[0] != "." for choice in plan.decisions.choices)  # dp splits the batch
 
 
+def test_stages_that_do_not_fit_a_plan_are_refused_when_it_is_read():
+    plan = compiled(2, mesh="pp=2")
+    decisions, pipeline = plan.decisions, plan.decisions.pipeline
+    last = len(plan.program.nodes) - 1
+    schedule = pipeline.schedule
+    swapped = tuple(reversed(schedule.ranks[0]))
+    for changes, says in [
+        ({"axis": 1}, "the schedule is of 2 ranks"),
+        ({"axis": -1}, "the schedule is of 2 ranks"),
+        ({"cuts": (last,)}, "stages are cut before nodes"),
+        ({"cuts": (0,)}, "stages are cut before nodes"),
+        ({"cuts": ()}, "the schedule is of 2 stages and 2 microbatches, the program of 1 and 2"),
+        ({"schedule": make_schedule("1f1b", 2, 3)}, "2 stages and 3 microbatches, the program of 2 and 2"),
+        ({"schedule": replace(schedule, ranks=(swapped, schedule.ranks[1]))}, "comes before what it needs"),
+        ({"schedule": replace(schedule, ranks=(("0X0",), schedule.ranks[1]))}, "is not an action"),
+    ]:
+        broken = replace(plan, decisions=replace(decisions, pipeline=replace(pipeline, **changes)))
+        assert any(says in problem for problem in plan_problems(broken)), says
+        with pytest.raises(PlanFileError):
+            decode(encode(broken))
+    busy = replace(decisions, choices=(("f0",), *decisions.choices[1:]))
+    assert any("which is that of the stages" in p for p in plan_problems(replace(plan, decisions=busy)))
+
+
 def test_what_is_asked_for_without_stages_or_wrongly_is_refused():
     for options, says in [
         ({"mesh": "dp=2", "schedule": "1f1b"}, "--schedule is for plans with stages"),
@@ -94,8 +119,7 @@ def test_more_microbatches_hold_less_and_gpipe_more_than_1f1b():
     def activations(schedule, count):
         return compiled(count, mesh="pp=2", schedule=schedule).prediction.activation_bytes
 
-    assert activations("1f1b", 6) < activations("1f1b", 2) < activations("gpipe", 1) * 2
-    assert activations("1f1b", 6) < activations("gpipe", 6)
+    assert activations("1f1b", 6) < min(activations("1f1b", 2), activations("gpipe", 6))
 
 
 @given(st.lists(st.integers(0, 20), min_size=2, max_size=9), st.integers(1, 4))
@@ -159,4 +183,4 @@ def test_the_two_commands(model, options, tmp_path):
     for command in (["compile", file, "-o", plan, *options], ["verify", plan, file, "--ranks", "gloo", "--json"]):
         done = subprocess.run([sys.executable, "-m", "fxpar", *command], capture_output=True, text=True, timeout=280)
         assert done.returncode == 0, done.stdout + done.stderr
-    assert json.loads(done.stdout)["equal"]
+    assert json.loads(done.stdout)["ok"]
