@@ -14,10 +14,10 @@ from fxpar.live_bytes import LiveBytes
 from fxpar.plans.plan import Decisions
 from fxpar.plans.program import Program
 from fxpar.runtime import packing
-from fxpar.runtime.local import CollectiveStep, last_uses
-from fxpar.runtime.pieces import scatter
+from fxpar.runtime.local import CollectiveStep, last_uses, torch_dtype
+from fxpar.runtime.pieces import input_of_microbatch, join_microbatches, scatter
 from fxpar.runtime.step import own_memory
-from fxpar.runtime.virtual import _REDUCE, _run_step, rewrite_all
+from fxpar.runtime.virtual import _REDUCE, _run_step, pieces_of_all, rewrite_all
 
 Row = list[torch.Tensor]
 
@@ -29,6 +29,8 @@ def virtual_peaks(program: Program, decisions: Decisions, values: dict[int, torc
     Args:
         values: the global tensor of every program input, by value id.
     """
+    if program.time is not None:
+        return _Repeated(program, decisions, values).run()
     return _Lockstep(program, decisions, values).run()
 
 
@@ -55,6 +57,16 @@ class _Lockstep:
         self.peaks = [0] * mesh.world_size
 
     def run(self) -> list[int]:
+        self.run_steps()
+        self.hand_over(self.gradients)
+        return self.peaks
+
+    def hand_over(self, gradients: list[int]) -> None:
+        row: dict[int, dict[int, list[tuple[int, int]]]] = {r: {} for r in self.ranks}
+        self.state |= {-1 - v: [own_memory(self.state[v][r], row[r]) for r in self.ranks] for v in gradients}
+        self.look()
+
+    def run_steps(self) -> None:
         first, late = self.programs[0], False
         self.look()
         for index, freed in enumerate(last_uses(first)):
@@ -74,10 +86,6 @@ class _Lockstep:
                 if self.state.pop(value, None) is None:
                     self.unread.add(value)
         self.finish_all()
-        row: dict[int, dict[int, list[tuple[int, int]]]] = {r: {} for r in self.ranks}
-        self.state |= {-1 - v: [own_memory(self.state[v][r], row[r]) for r in self.ranks] for v in self.gradients}
-        self.look()
-        return self.peaks
 
     def look(self, beside: list[int] | None = None) -> None:
         """Count what ranks hold now, with so many bytes ``beside``."""
@@ -137,6 +145,72 @@ class _Lockstep:
     def finish_all(self) -> None:
         for index in list(dict.fromkeys(self.pending.values())):
             self.finish(index)
+
+
+class _Repeated(_Lockstep):
+    """A step in microbatches, as ``fxpar.runtime.microbatches`` runs it."""
+
+    def __init__(self, program: Program, decisions: Decisions, values: dict[int, torch.Tensor]) -> None:
+        self.program, self.decisions, self.values = program, decisions, values
+        self.mesh, self.parts = decisions.mesh, pieces_of_all(program, decisions)
+        self.ranks = range(self.mesh.world_size)
+        self.pending, self.sent, self.arrived, self.given, self.unread = {}, {}, {}, {}, set()
+        self.peaks = [0] * self.mesh.world_size
+        first = self.parts[0]
+        local = dict(zip(first.forward_inputs, first.forward.inputs, strict=False))
+        self.lasting = {
+            local[i]: self.row(i, 0) for i, item in enumerate(program.inputs) if item.kind in ("parameter", "buffer")
+        }
+
+    def row(self, position: int, number: int) -> Row:
+        item = self.program.inputs[position]
+        whole = input_of_microbatch(self.program, position, self.values, number)
+        return [scatter(whole, self.program.dims[item.value], self.decisions.inputs[position], self.mesh,
+                        self.mesh.coordinates(r)).clone() for r in self.ranks]
+
+    def entering(self, inputs: tuple[int, ...], positions: tuple[int, ...], number: int) -> dict[int, Row]:
+        pairs = zip(inputs, positions, strict=False)
+        return {v: self.lasting[v] if v in self.lasting else self.row(i, number) for v, i in pairs}
+
+    def piece(self, which: int, state: dict[int, Row], beside: list[Row]) -> None:
+        self.programs = tuple(p.programs[which] for p in self.parts)
+        self.state, self.inputs = state, [*self.lasting.values(), *beside]
+        self.run_steps()
+
+    def run(self) -> list[int]:
+        first = self.parts[0]
+        self.piece(0, self.entering(first.prologue.inputs, first.prologue_inputs, 0), [])
+        hoisted = {v: self.state[v] for v in first.hoisted}
+        totals = {
+            v: [torch.zeros(p.backward.types[v].shape, dtype=torch_dtype(p.backward.types[v].dtype))
+                for p in self.parts]
+            for v in first.backward.inputs[len(first.backward.inputs) - len(first.totals) :]
+        }
+        found: dict[int, list[Row]] = {j.value: [] for j in (*first.early, *first.late)}
+        tangents = [i for i, item in enumerate(self.program.inputs) if item.kind == "tangent"]
+        for number in range(self.program.microbatches):
+            beside = [*hoisted.values(), *totals.values(), *(row for rows in found.values() for row in rows)]
+            self.piece(1, self.entering(first.forward.inputs, first.forward_inputs, number) | hoisted, beside)
+            late = {v: self.state[v] for v in first.saved}
+            for j in first.early:
+                found[j.value].append(self.state[j.value])
+            late |= zip(first.backward.inputs[len(first.saved) :], (self.row(i, 0) for i in tangents), strict=False)
+            self.state = {}
+            self.piece(2, late | totals, beside)
+            for j in first.late:
+                found[j.value].append(self.state[j.value])
+        results = {
+            j.value: [join_microbatches([row[r] for row in found[j.value]], j.join) for r in self.ranks]
+            for j in (*first.early, *first.late)
+        }
+        ends = dict(zip(first.totals, totals.values(), strict=True))
+        totals.clear()
+        state = hoisted | results | ends
+        del ends, hoisted
+        self.piece(3, state, [])
+        gradients = zip(self.program.outputs, first.epilogue.outputs, strict=True)
+        self.hand_over([v for o, v in gradients if o.kind == "gradient"])
+        return self.peaks
 
 
 def pack(step: CollectiveStep, tensors: Row, me: int) -> torch.Tensor:

@@ -146,8 +146,11 @@ def _hoisted_steps(program: Program, decisions: Decisions, local: LocalProgram) 
     once, held = frozenset(program.time.once), frozenset(decisions.held)
     from_held = {local.inputs[i] for i in held}
     same = set(from_held)
+    written = {o.name for o, join in zip(program.outputs, program.time.outputs, strict=True) if join == "chain"}
     for position, (entry, cut) in enumerate(zip(program.inputs, program.time.inputs, strict=True)):
-        if entry.kind not in ("parameter", "tangent", "seed", "microbatch") and cut < 0:
+        changing = entry.kind in ("parameter", "tangent", "seed", "microbatch") or (
+            entry.kind == "buffer" and entry.name in written)
+        if not changing and cut < 0:
             same.add(local.inputs[position])
     found: set[int] = set()
     for step in local.steps:
