@@ -25,7 +25,7 @@ from fxpar.runtime.stage_body import StageBody, Tensors
 from fxpar.runtime.stage_exchange import Exchange, Incoming
 from fxpar.runtime.stage_groups import StageGroups
 from fxpar.runtime.step import Forward, Gradient, StepRunner, own_memory, peers_may_stop
-from fxpar.runtime.torch_pipelining import RESHARD, UNSHARD, PipelineStageBase, ScheduleRuntime, TorchAction
+from fxpar.runtime.torch_pipelining import PipelineStageBase, prepared_schedule, run_actions
 
 ANCHOR = -1
 """Stands among a rank's trained parameters, so that autograd reaches ranks that train none."""
@@ -62,21 +62,6 @@ class PipelineStage(PipelineStageBase):
         """What came for a microbatch."""
         found = self.coming.pop((kind, microbatch), ())
         return found.take() if isinstance(found, Incoming) else found
-
-    # what torch asks before a schedule runs: nothing here is found out by running, the plan says it all
-
-    def _prepare_forward_infra(self, num_microbatches: int, *_: Any, **__: Any) -> None:
-        self.args_recv_info = dict.fromkeys(range(num_microbatches), ())
-        self.chunks = num_microbatches
-
-    def _prepare_backward_infra(self, num_microbatches: int, *_: Any, **__: Any) -> None:
-        self.chunks = num_microbatches
-
-    def _create_grad_recv_info(self, act_send_info: dict[Any, Any]) -> tuple[()]:
-        return ()
-
-    def _get_init_p2p_neighbors_ops(self) -> list[Any]:
-        return []
 
     # sends and receives: issued here, so torch has none to make
 
@@ -169,13 +154,10 @@ class PipelineRunner(StepRunner):
         self.learns = any(o.kind == "gradient" for o in program.outputs)
         self.exchange = Exchange(groups)
         self.torch_stages = [PipelineStage(s, body, self.exchange, groups, places) for s, body in bodies.items()]
-        self.torch_schedule = ScheduleRuntime(
-            self.torch_stages, schedule.microbatches, scale_grads=False, backward_requires_autograd=False
+        self.torch_schedule = prepared_schedule(
+            self.torch_stages, schedule.ranks, schedule.microbatches,
+            lambda stage: bodies[stage].unshard(), lambda stage: bodies[stage].reshard(),
         )
-        actions = {rank: [TorchAction.from_str(t) for t in row] for rank, row in enumerate(schedule.ranks)}
-        self.torch_schedule._prepare_schedule_with_comms(actions, format="compute_comms")
-        self.torch_schedule.register_custom_function(UNSHARD, lambda a, _: bodies[a.stage_index].unshard())
-        self.torch_schedule.register_custom_function(RESHARD, lambda a, _: bodies[a.stage_index].reshard())
 
     @torch.no_grad()
     def forward(self, tensors: Mapping[int, torch.Tensor], seed: int, *, gradients: bool = True) -> Forward:
@@ -191,8 +173,7 @@ class PipelineRunner(StepRunner):
                 body = one.body
                 whole = [(e.value, body.stage.values[e.value]) for e in body.program.inputs]
                 body.begin({v: tensors[w] for v, w in whole if w in tensors}, seed)
-            self.torch_schedule._has_backward = gradients and self.learns
-            self.torch_schedule.step(return_outputs=False)
+            run_actions(self.torch_schedule, backward=gradients and self.learns)
             self.exchange.finish()
             found: dict[int, torch.Tensor] = {}
             parts: dict[int, dict[int, torch.Tensor]] = {}  # gradient output -> stage -> its part

@@ -6,6 +6,7 @@ behind a stage is ours (see ``fxpar.runtime.pipeline``).
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,8 +14,6 @@ from torch import nn
 from torch.distributed.pipelining import schedules as torch_schedules
 from torch.distributed.pipelining._utils import generate_stage_to_rank_mapping
 from torch.distributed.pipelining.schedules import (
-    FORWARD,
-    REDUCE_GRAD,
     RESHARD,
     UNSHARD,
     _Action,
@@ -27,13 +26,52 @@ from torch.distributed.pipelining.schedules import (
 )
 from torch.distributed.pipelining.stage import _PipelineStageBase
 
-__all__ = ["FORWARD", "REDUCE_GRAD", "RESHARD", "UNSHARD", "PipelineStageBase", "ScheduleRuntime", "TorchAction",
-           "compute_order", "with_communication"]
+__all__ = ["PipelineStageBase", "ScheduleRuntime", "compute_order", "prepared_schedule", "run_actions",
+           "with_communication"]
 
-PipelineStageBase = _PipelineStageBase
 ScheduleRuntime = _PipelineScheduleRuntime
-TorchAction = _Action
 _Order = dict[int, list[Any]]
+
+
+class PipelineStageBase(_PipelineStageBase):
+    """What torch asks of a stage before a schedule runs, answered for stages of which nothing has to be found out by
+    running them: the plan says it all, and they send and receive on their own."""
+
+    def _prepare_forward_infra(self, num_microbatches: int, *_: Any, **__: Any) -> None:
+        self.args_recv_info = dict.fromkeys(range(num_microbatches), ())
+        self.chunks = num_microbatches
+
+    def _prepare_backward_infra(self, num_microbatches: int, *_: Any, **__: Any) -> None:
+        self.chunks = num_microbatches
+
+    def _create_grad_recv_info(self, act_send_info: dict[Any, Any]) -> tuple[()]:
+        return ()
+
+    def _get_init_p2p_neighbors_ops(self) -> list[Any]:
+        return []
+
+
+def prepared_schedule(
+    stages: Sequence[PipelineStageBase], rows: Sequence[Sequence[str]], microbatches: int,
+    unshard: Callable[[int], None], reshard: Callable[[int], None],
+) -> ScheduleRuntime:
+    """What walks through ``rows`` (every rank's actions, sends and receives among them) on this rank's ``stages``.
+
+    Args:
+        unshard, reshard: what these actions do, given the stage's number.
+    """
+    schedule = ScheduleRuntime(list(stages), microbatches, scale_grads=False, backward_requires_autograd=False)
+    actions: _Order = {rank: [_Action.from_str(text) for text in row] for rank, row in enumerate(rows)}
+    schedule._prepare_schedule_with_comms(actions, format="compute_comms")
+    schedule.register_custom_function(UNSHARD, lambda action, _: unshard(action.stage_index))
+    schedule.register_custom_function(RESHARD, lambda action, _: reshard(action.stage_index))
+    return schedule
+
+
+def run_actions(schedule: ScheduleRuntime, *, backward: bool) -> None:
+    """Run this rank's actions; without ``backward`` its stages are told that there is none."""
+    schedule._has_backward = backward
+    schedule.step(return_outputs=False)
 
 
 def compute_order(cls_name: str, ranks: int, stages: int, microbatches: int, *, v_shaped: bool) -> _Order:
