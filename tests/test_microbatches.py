@@ -2,6 +2,7 @@
 be is refused by its line."""
 
 import hashlib
+import re
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -45,7 +46,7 @@ def source_of(model: str, batch: int = 6):
         return source
     if model == "bert_dropout":
         path = FOLDER / "models" / "bert.py"
-    text = path.read_text().replace("6, 10\n", f"{batch}, 10\n").replace("BATCH = 6", f"BATCH = {batch}")
+    text = re.sub(r"(?m)^(.*BATCH.* = (?:\d+, )?)6\b", rf"\g<1>{batch}", path.read_text())
     if model == "bert_dropout":
         text = text.replace("dropout: float = 0.0", "dropout: float = 0.2")
     with tempfile.NamedTemporaryFile("w", suffix=".py", delete=False) as file:
