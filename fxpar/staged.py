@@ -108,7 +108,8 @@ def with_stages(
                     f"optimizer {gib(prediction.optimizer_bytes)}, activations {gib(prediction.activation_bytes)}",
             way_out="more microbatches (--microbatches), --zero 3, --recompute on, or more ranks",
         )
-    before = [f"{layer_of(program.nodes[cut].module) or program.nodes[cut].module or 'the loss'}" for cut in cuts]
+    modules = [program.nodes[cut].module for cut in cuts]
+    before = [layer_of(module) or module or "ops of the model itself" for module in modules]
     words = (f"{schedule.stages} on {AXIS}, cut before {', '.join(before[:6])}{' ...' if len(before) > 6 else ''}; "
              f"{schedule.name}, {schedule.microbatches} microbatches; ranks wait {walk.bubble:.0%} of the step")
     return decisions, prediction, Certificate("pinned", prediction.step_ns, 0, 1.0), words
