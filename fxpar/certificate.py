@@ -102,7 +102,7 @@ def proof_findings(plan: Plan, c: Certificate, proof: Proof, prices: Prices) -> 
     yield from decision_findings(plan, formulation)
     yield bound_finding("bound", formulation.problem, proof, c.cost_ns)
     if c.overlap is not None:
-        alone = CommunicationPrices(prices.cluster, prices.mesh)
+        alone = CommunicationPrices(prices.cluster, prices.mesh, prices)
         sent = formulate_question(plan.program, plan.decisions.mesh, alone, c.question, plan.decisions.recompute)
         mixed = mixture(formulation.problem, sent.problem, c.overlap.compute_quarters)
         yield bound_finding("any overlap", mixed, c.overlap.proof, None)

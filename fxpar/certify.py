@@ -69,7 +69,7 @@ def certify(
     proof, bound = proven
 
     def communication() -> Problem:
-        alone = CommunicationPrices(prices.cluster, prices.mesh)
+        alone = CommunicationPrices(prices.cluster, prices.mesh, prices)
         return formulate_question(formulation.program, formulation.mesh, alone, question, decisions.recompute).problem
 
     mixed = overlap_bound(problem, communication, multiplier)

@@ -95,7 +95,7 @@ class Conflicts:
         named = {m.name for m in members if m.kind == "axis"}
         roles = tuple(r if a.name in named else "" for a, r in zip(mesh.axes, roles_of(mesh), strict=True))
         try:
-            found = search.best(mesh, roles, ())
+            found = search.best(mesh, roles, list)
         except Infeasible:
             return None  # some op or input is left no choice
         if found is not None and found.fits:

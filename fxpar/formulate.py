@@ -45,6 +45,7 @@ from fxpar.precision import COMPUTE, reduced_early
 from fxpar.prices import Prices
 from fxpar.reshard_tables import PriceKind
 from fxpar.rules.choices import JointChoice, Site, axis_choices, factors_on_atoms, joint_choices
+from fxpar.rules.registry import rule_cache
 from fxpar.solver.problem import FORBIDDEN, Edge, IntArray, Problem, Variable
 from fxpar.sources import sources
 from fxpar.stored import stored_layouts
@@ -176,6 +177,11 @@ def output_layouts(program: Program, inputs: Sequence[Layout], mesh: Mesh) -> tu
     )
 
 
+@rule_cache(10_000)
+def _useful_choices(site: Site, mesh: Mesh) -> list[JointChoice]:
+    return useful(site, joint_choices(site, mesh), mesh)
+
+
 def useful(site: Site, choices: Iterable[JointChoice], mesh: Mesh) -> list[JointChoice]:
     """Choices worth considering: no empty pieces where a loop is long enough to go round, no run where its first
     atom already divides, and one of several choices with equal layouts."""
@@ -247,7 +253,7 @@ def formulate(
             continue
         site = classes.sites[index]
         if site not in free:
-            free[site] = useful(site, joint_choices(site, mesh), mesh)
+            free[site] = _useful_choices(site, mesh)
         choices = [s for s in free[site] if not _pending(s)] if c in modes.hubs else free[site]
         states = tuple(node_filter(index, site, choices)) if node_filter else tuple(choices)
         if not states:

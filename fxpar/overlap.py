@@ -13,8 +13,10 @@ from fractions import Fraction
 
 import numpy as np
 
+from fxpar.plans.layout import Dims
 from fxpar.plans.reshard import COLLECTIVES, StepKind
 from fxpar.prices import Prices
+from fxpar.reshard_tables import KnownPairs, PriceKind
 from fxpar.rules.choices import JointChoice, Site
 from fxpar.solver.certificate import Proof
 from fxpar.solver.problem import FORBIDDEN, IntArray, Problem
@@ -27,7 +29,10 @@ SWEEPS = 25
 
 @dataclass(frozen=True, eq=False)
 class CommunicationPrices(Prices):
-    """Prices of collectives alone: ops and the local copies of reshards are free."""
+    """Prices of collectives alone: ops and the local copies of reshards are free. ``whole``: the prices that these are
+    a part of; what it knows of reshards is taken from there."""
+
+    whole: Prices | None = None
 
     def op_ns(self, site: Site, choice: JointChoice) -> int:
         """0."""
@@ -36,6 +41,12 @@ class CommunicationPrices(Prices):
     def move_ns(self, kind: StepKind, axis: int, elements: int, dtype: str, shared: bool = False) -> int:
         """Time of a collective; 0 for local steps."""
         return super().move_ns(kind, axis, elements, dtype, shared) if kind in COLLECTIVES else 0
+
+    def pairs(self, dims: Dims, dtype: str, priced: PriceKind) -> tuple[KnownPairs, bool]:
+        """Those of ``whole``, without what is no communication."""
+        if self.whole is None:
+            return super().pairs(dims, dtype, priced)
+        return self.whole.pairs(dims, dtype, priced)[0], True
 
 
 def mixture(whole: Problem, communication: Problem, quarters: int) -> Problem:

@@ -85,6 +85,10 @@ class Prices:
         """[sources, targets] ns: :meth:`reshard_ns`, :meth:`gradient_ns` or :meth:`input_ns` of all pairs."""
         return _reshard_table(self, tuple(sources), tuple(targets), dims, kind, priced)
 
+    def pairs(self, dims: Dims, dtype: str, priced: PriceKind) -> tuple[KnownPairs, bool]:
+        """Reshards that are priced already, and whether communication alone counts."""
+        return _known_pairs(self, dims, dtype, priced), False
+
     def collective_ns(self, kind: MovingKind, axis: int | tuple[int, ...], size: int) -> int:
         """Time of a collective of ``size`` bytes (the full tensor of one rank; of a halo what one neighbour gets)."""
         if kind == "halo" or kind == "halo_sum":
@@ -115,7 +119,8 @@ def _reshard_table(
     if len(sources) * len(targets) < PAIRS_ONE_BY_ONE:
         price = {"reshard": prices.reshard_ns, "gradient": prices.gradient_ns, "input": prices.input_ns}[priced]
         return np.array([[price(a, b, dims, kind) for b in targets] for a in sources], np.int64)
-    return _known_pairs(prices, dims, kind.dtype, priced).table(sources, targets)
+    known, sent = prices.pairs(dims, kind.dtype, priced)
+    return known.table(sources, targets, sent)
 
 
 @lru_cache(maxsize=4096)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fxpar.plans.layout import REPLICATE, Dims, Layout, Placement, Shard, largest_size, valid_layout
 from fxpar.plans.mesh import Mesh
-from fxpar.plans.reshard import COLLECTIVE_WEIGHT, COLLECTIVES, LOCAL_WEIGHT, StepKind, kind_of_step, next_order
+from fxpar.plans.reshard import COLLECTIVE_WEIGHT, COLLECTIVES, LOCAL_WEIGHT, StepKind, kind_of_step
 
 IntArray = NDArray[np.int64]
 PriceOf = Callable[[StepKind, int, int, bool], int]
@@ -26,7 +26,7 @@ PriceOf = Callable[[StepKind, int, int, bool], int]
 PriceKind = Literal["reshard", "gradient", "input"]
 """Which steps travel in buckets: none; the reductions that end the chain; the gathering that begins it."""
 Track = tuple[IntArray, ...]
-"""What is known of a chain's price so far; the price comes first."""
+"""What is known of a chain's price so far; the price comes first, what of it is no communication last."""
 
 #: Added up a few times it stays an int64, and no honest weight comes near.
 NEVER = 2**58
@@ -39,12 +39,13 @@ OLD, WHOLE, NEW = 0, 1, 2
 @dataclass(frozen=True, eq=False)
 class Moves:
     """One axis' moves, flat over (layout, new placement): the two weights, ns, ns in a bucket (where ``joins``: in a
-    gradient's or input's bucket), and whether it is an alias."""
+    gradient's or input's bucket), ns of it that are no communication, and whether it is an alias."""
 
     weight: IntArray
     tie: IntArray
     price: IntArray
     bucket: IntArray
+    local: IntArray
     joins: NDArray[np.bool_]
     alias: NDArray[np.bool_]
 
@@ -119,7 +120,7 @@ class ReshardTable:
         for inner in range(axis + 1, self.axes):
             allowed &= ~overlap[digits[axis], digits[inner]][:, None] & ~overlap[new, digits[inner][:, None]]
         weight = np.full((total, count), NEVER, np.int64)
-        tie, price, bucket = np.zeros_like(weight), np.zeros_like(weight), np.zeros_like(weight)
+        tie, price, bucket, local = (np.zeros_like(weight) for _ in range(4))
         joins, alias = np.zeros(weight.shape, bool), np.zeros(weight.shape, bool)
         joining = {"reshard": (), "gradient": ("all_reduce", "reduce_scatter", "alias"), "input": ("all_gather",)}
         ranks = self.mesh.sizes[axis]
@@ -144,36 +145,41 @@ class ReshardTable:
             for found, shared in ((price, False), (bucket, True)):
                 prices = [self.price_of(kind, axis, 0 if empty else int(n), shared) for n in different]
                 found[rows, j] = np.array(prices, np.int64)[place.reshape(-1)] if prices else 0
-        return Moves(weight.ravel(), tie.ravel(), price.ravel(), bucket.ravel(), joins.ravel(), alias.ravel())
+            if kind not in COLLECTIVES:
+                local[rows, j] = price[rows, j]
+        return Moves(weight.ravel(), tie.ravel(), price.ravel(), bucket.ravel(), local.ravel(), joins.ravel(),
+                     alias.ravel())
 
     def _begin(self, shape: tuple[int, int]) -> Track:
         zero = np.zeros(shape, np.int64)
-        return {"reshard": (zero,), "gradient": (zero, zero), "input": (zero, np.ones(shape, bool))}[self.kind]
+        between = {"reshard": (), "gradient": (zero,), "input": (np.ones(shape, bool),)}[self.kind]
+        return (zero, *between, zero)
 
     def _onward(self, track: Track, move: Moves, index: IntArray) -> Track:
         """The track after one more step."""
-        price = move.price[index]
+        price, local = move.price[index], track[-1] + move.local[index]
         if self.kind == "reshard":
-            return (track[0] + price,)
+            return track[0] + price, local
         if self.kind == "gradient":
             # the price if no other step followed; the price if something else than a reduction did
             alone = track[1] + price
-            return np.where(move.joins[index], track[0] + move.bucket[index], alone), alone
+            return np.where(move.joins[index], track[0] + move.bucket[index], alone), alone, local
         shared = track[1] & move.joins[index]
-        return track[0] + np.where(shared, move.bucket[index], price), track[1] & move.alias[index]
+        return track[0] + np.where(shared, move.bucket[index], price), track[1] & move.alias[index], local
 
-    def matrix(self, sources: Sequence[Layout], targets: Sequence[Layout]) -> IntArray:
-        """[sources, targets] ns.
+    def matrix(self, sources: Sequence[Layout], targets: Sequence[Layout]) -> tuple[IntArray, IntArray]:
+        """[sources, targets] ns, and ns of them that are no communication.
 
         Raises:
             ValueError: no chain leads from some source to some target.
         """
         start, end = self.numbers(sources), self.numbers(targets)
         rows = max(1, CHUNK // max(len(targets), 1))
-        return np.concatenate([self._chunk(start[i:i + rows], end) for i in range(0, len(sources), rows)])
+        parts = [self._chunk(start[i:i + rows], end) for i in range(0, len(sources), rows)]
+        whole, local = (np.concatenate(each) for each in zip(*parts, strict=True))
+        return whole, local
 
-    def _chunk(self, start: IntArray, end: IntArray) -> IntArray:
-        """ns of every pair."""
+    def _chunk(self, start: IntArray, end: IntArray) -> tuple[IntArray, IntArray]:
         count = len(self.placements)
         shape = (len(start), len(end))
         old = [start[:, a][:, None] for a in range(self.axes)]
@@ -190,7 +196,8 @@ class ReshardTable:
                     index = layout * count + (0 if digit == WHOLE else new[axis])
                     stay = old[axis] == 0 if digit == WHOLE else new[axis] == 0 if earlier == WHOLE else same[axis]
                     move = self.moves[axis]
-                    to_whole, to_new = (next_order(before.order, axis, whole, self.axes) for whole in (True, False))
+                    base = before.order * (2 * self.axes + 1) + 2 * axis
+                    to_whole, to_new = base + 1, base + 2  # plans.reshard.next_order
                     order = to_whole if digit == WHOLE else np.where(new[axis] == 0, to_whole, to_new)
                     after = _Chains(
                         before.weight + np.where(stay, 0, move.weight[index]),
@@ -205,7 +212,7 @@ class ReshardTable:
         end_of = reached[(NEW,) * self.axes]
         if (end_of.weight >= NEVER).any():
             raise ValueError("no chain of reshards between some of the layouts")
-        return end_of.track[0]
+        return end_of.track[0], end_of.track[-1]
 
 
 class KnownPairs:
@@ -215,10 +222,11 @@ class KnownPairs:
         self.dims, self.mesh, self.price_of, self.kind = dims, mesh, price_of, kind
         self.number: dict[Layout, int] = {}
         self.prices: IntArray = np.zeros((0, 0), np.int64)
+        self.local: IntArray = np.zeros((0, 0), np.int64)
         self.known: NDArray[np.bool_] = np.zeros((0, 0), bool)
 
-    def table(self, sources: Sequence[Layout], targets: Sequence[Layout]) -> IntArray:
-        """[sources, targets] ns.
+    def table(self, sources: Sequence[Layout], targets: Sequence[Layout], sent: bool = False) -> IntArray:
+        """[sources, targets] ns; ``sent``: of communication alone.
 
         Raises:
             ValueError: no chain leads from some source to some target.
@@ -227,7 +235,7 @@ class KnownPairs:
         columns = np.array([self.number.setdefault(lay, len(self.number)) for lay in targets])
         more = len(self.number) - len(self.known)
         if more:
-            self.prices = np.pad(self.prices, (0, more))
+            self.prices, self.local = np.pad(self.prices, (0, more)), np.pad(self.local, (0, more))
             self.known = np.pad(self.known, (0, more))
         missing = ~self.known[np.ix_(rows, columns)]
         # sources that lack the same targets, all at once
@@ -240,6 +248,7 @@ class KnownPairs:
             made = ReshardTable(self.dims, self.mesh, [p for lay in (*some, *others) for p in lay], self.price_of,
                                 self.kind)
             place = np.ix_(rows[own], columns[lacking])
-            self.prices[place] = made.matrix(some, others)
+            self.prices[place], self.local[place] = made.matrix(some, others)
             self.known[place] = True
-        return self.prices[np.ix_(rows, columns)]
+        asked = np.ix_(rows, columns)
+        return self.prices[asked] - self.local[asked] if sent else self.prices[asked]

@@ -12,9 +12,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cache, partial
 
 import msgspec
 
+from fxpar.beside import beside
 from fxpar.certify import certify, question_of
 from fxpar.constraints import UNCONSTRAINED, Applied, Constraints, apply, filters
 from fxpar.formulate import Formulation, formulate, output_layouts, with_temporaries
@@ -29,7 +31,7 @@ from fxpar.plans.mesh import Axis, Mesh
 from fxpar.plans.plan import Candidate, Certificate, Decisions, Prediction
 from fxpar.plans.program import Program, node_inputs
 from fxpar.prices import Prices
-from fxpar.progress import Progress
+from fxpar.progress import Progress, silent
 from fxpar.recompute import recompute_nodes
 from fxpar.restrict import Restriction, roles_of, weight_operands, weight_values
 from fxpar.rules.choices import joint_choices
@@ -47,6 +49,8 @@ MEMORY_ROUNDS = 5
 # times the gap asked for: how near the best a plan within the memory is looked for that is only compared (made by
 # hand), or that only shows which values are live at the peak
 EXPLORED = 3
+# programs of more nodes are searched in two processes
+MANY_NODES = 4000
 # a plan made by hand whose memory row alone needs this many times what there is will not fit
 HOPELESS = 2
 OWN = "fxpar"
@@ -192,11 +196,18 @@ class Search:
         for name, roles, sharded in manual_roles(mesh):
             obeys = all(asked in ("", role) for asked, role in zip(roles_of(mesh), roles, strict=True))
             in_time = made_by_hand(self.request.program, sharded)
-            found, _ = free._fitting(name, mesh, roles, sharded, (), "never", in_time)
+            found, _ = free._fitting(name, mesh, roles, sharded, list, "never", in_time)
             if found is not None:
                 obeys = obeys and (applied is None or applied.obeyed(found.decisions))
                 results.append(replace(found, obeys=obeys))
         return results
+
+    def manual_beside(self, mesh: Mesh) -> Callable[[], list[Found]]:
+        """:meth:`manual`, begun at once beside what follows where that takes long; without the problems solved."""
+        if len(self.request.program.nodes) < MANY_NODES:
+            return cache(partial(self.manual, mesh))
+        quiet = self.asking(replace(self.request, progress=silent))
+        return cache(beside(lambda: [replace(found, formulation=None) for found in quiet.manual(mesh)]))
 
     def hinted(self, meshes: Sequence[Mesh]) -> list[Found]:
         """The decisions that the request gives to begin with, simulated. One that is no plan of the problem on its
@@ -213,8 +224,9 @@ class Search:
             results.append(replace(self.found(name, decisions, certificate), obeys=cost is not None))
         return results
 
-    def best(self, mesh: Mesh, roles: tuple[str, ...], starts: Sequence[Found]) -> Found | None:
-        """The solver's fastest plan on a mesh; parameters cut on dp axes are tried only where memory binds."""
+    def best(self, mesh: Mesh, roles: tuple[str, ...], starts: Callable[[], Sequence[Found]]) -> Found | None:
+        """The solver's fastest plan on a mesh; parameters cut on dp axes are tried only where memory binds. ``starts``
+        gives plans to begin with once they are needed."""
         best: Found | None = None
         freely = self.request.constraints.zero is not None  # it says how parameters are stored, not the axis' name
         for sharded in (None,) if freely else (False, None) if "dp" in roles else (False,):
@@ -230,8 +242,8 @@ class Search:
         return best
 
     def _fitting(
-        self, name: str, mesh: Mesh, roles: tuple[str, ...], sharded: bool | None, starts: Sequence[Found],
-        reuse: Reuse = "never", in_time: InTime = ALONE,
+        self, name: str, mesh: Mesh, roles: tuple[str, ...], sharded: bool | None,
+        starts: Callable[[], Sequence[Found]], reuse: Reuse = "never", in_time: InTime = ALONE,
     ) -> tuple[Found | None, bool]:
         """(plan, whether memory shaped it): the fastest without a limit if it fits, else the fastest within it.
 
@@ -241,14 +253,15 @@ class Search:
         request = self.request
         always = recompute_nodes(request.program, "layers") if request.recompute == "on" else ()
         formulation = self.formulate(mesh, roles, sharded, None, always, reuse, in_time)
-        free = self._solve(name, formulation, starts, "")
+        begin_with = starts()
+        free = self._solve(name, formulation, begin_with, "")
         if free is None or free.fits:
             return free, False
         auto = request.recompute == "auto"
         within = formulation
         if auto:
             within = self.formulate(mesh, roles, sharded, request.budget_bytes, None, reuse, in_time)
-        best = self._within(name, within, free, starts, ", with recomputation" if auto else "")
+        best = self._within(name, within, free, begin_with, ", with recomputation" if auto else "")
         return (best if best is not None and best.fits else _smaller(free, best)), True
 
     def _within(
@@ -420,8 +433,9 @@ def run_search(
     manual: list[Found] = search.hinted(meshes)
     own: list[Found] = []
     for mesh in meshes:
-        manual += search.manual(mesh)
-        plan = search.best(mesh, roles_of(mesh), manual)
+        hand_made = search.manual_beside(mesh)
+        plan = search.best(mesh, roles_of(mesh), partial(_together, tuple(manual), hand_made))
+        manual += hand_made()
         own += [plan] if plan is not None else []
     fitting = [f for f in (*own, *manual) if f.fits and (f.obeys or not pinned)]
     if not fitting:
@@ -440,6 +454,10 @@ def run_search(
         beside.append(found)
     chosen = replace(chosen, certificate=search.certified(chosen, own))
     return chosen, [f.candidate() for f in (chosen, *beside)]
+
+
+def _together(some: Sequence[Found], others: Callable[[], Sequence[Found]]) -> list[Found]:
+    return [*some, *others()]
 
 
 def cost_of(formulation: Formulation, decisions: Decisions) -> int | None:

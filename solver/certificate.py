@@ -66,8 +66,11 @@ def proven_bound(problem: Problem, proof: Proof) -> int:
     return bound_of(graph, proof)
 
 
-def bound_of(graph: Graph, proof: Proof) -> int:
-    """:func:`proven_bound` of the problem's :func:`checkable_graph`."""
+def bound_of(graph: Graph, proof: Proof, known_kinds: dict[int, IntArray] | None = None) -> int:
+    """:func:`proven_bound` of the problem's :func:`checkable_graph`.
+
+    known_kinds: per table its :func:`distinct_columns`, if they are there already; filled in.
+    """
     if len(proof.payments) != len(graph.links):
         raise ValueError(f"payments for {len(proof.payments)} linked pairs, the problem has {len(graph.links)}")
     if proof.quantum < 1 or proof.multiplier < 0:
@@ -75,7 +78,7 @@ def bound_of(graph: Graph, proof: Proof) -> int:
     if max((len(around) for around in graph.links_of), default=0) > MOST_LINKS:
         raise ValueError(f"a variable has more than {MOST_LINKS} links")
     totals = priced(graph, proof.multiplier)
-    kinds: dict[int, IntArray] = {}
+    kinds = {} if known_kinds is None else known_kinds
     for link, amounts in zip(graph.links, proof.payments, strict=True):
         table = graph.tables[link.table]
         if link.table not in kinds:
@@ -122,13 +125,15 @@ def _amounts(amounts: tuple[int, ...], kinds: IntArray, quantum: int) -> IntArra
     return np.array(amounts, dtype=np.int64)[kinds] * quantum
 
 
-def payments_of(graph: Graph, paying: Sequence[IntArray], quantum: int) -> tuple[tuple[int, ...], ...]:
+def payments_of(
+    graph: Graph, paying: Sequence[IntArray], quantum: int, known_kinds: dict[int, IntArray] | None = None
+) -> tuple[tuple[int, ...], ...]:
     """The payments of a proof from one vector in ns [states of v] per link.
 
     States that the table does not tell apart pay the least that one of them would: the receiver is paid the same, and
     they keep more. A constant moved from a link to its payer changes nothing, so the least amount is 0.
     """
-    kinds: dict[int, IntArray] = {}
+    kinds = {} if known_kinds is None else known_kinds
     payments = []
     for link, vector in zip(graph.links, paying, strict=True):
         if link.table not in kinds:

@@ -129,8 +129,9 @@ class Dual:
         self._at_most = at_most
         budget = self.graph.budget
         low, high = self._own(bracket.low), self._own(bracket.high)
-        if low is not None and at_most is not None and low.cost >= at_most:
-            low = None
+        if low is not None and (self.start is not None or (at_most is not None and low.cost >= at_most)):
+            # a start's price is near the best, what is known of price 0 is far off
+            low = low if low.price else None
         price, point = self._first(low)
         for number in range(prices):
             if point is None or self._done():

@@ -30,12 +30,17 @@ def prove(
     graph = checkable_graph(problem)
     if graph is None:
         return None
-    proof = prove_graph(graph, multiplier, at_most=at_most, sweeps=sweeps)
-    return proof, bound_of(graph, proof)
+    kinds: dict[int, IntArray] = {}
+    proof = prove_graph(graph, multiplier, at_most=at_most, sweeps=sweeps, kinds=kinds)
+    return proof, bound_of(graph, proof, kinds)
 
 
-def prove_graph(graph: Graph, multiplier: Fraction, *, at_most: int | None = None, sweeps: int = SWEEPS) -> Proof:
-    """:func:`prove` on a problem's :func:`~fxpar.solver.certificate.checkable_graph`."""
+def prove_graph(
+    graph: Graph, multiplier: Fraction, *, at_most: int | None = None, sweeps: int = SWEEPS,
+    kinds: dict[int, IntArray] | None = None,
+) -> Proof:
+    """:func:`prove` on a problem's :func:`~fxpar.solver.certificate.checkable_graph`; ``kinds`` as for
+    :func:`~fxpar.solver.certificate.bound_of`."""
     scaled = scale(graph)
     price = 0 if graph.budget is None else int(multiplier * (1 << (PRICE_BITS + scaled.shift)))
     price = min(price, scaled.largest_price)
@@ -56,7 +61,7 @@ def prove_graph(graph: Graph, multiplier: Fraction, *, at_most: int | None = Non
         if stalled >= STALLED_AFTER:
             break
     quantum = max(1, abs(best) // (ROUNDING * max(len(graph.links), 1)))
-    return Proof(scaled.rational(price), quantum, payments_of(graph, _paying(scaled, messages, costs), quantum))
+    return Proof(scaled.rational(price), quantum, payments_of(graph, _paying(scaled, messages, costs), quantum, kinds))
 
 
 def _paying(scaled: Scaled, messages: Messages, costs: list[IntArray]) -> list[IntArray]:

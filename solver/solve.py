@@ -33,7 +33,7 @@ PERSISTENT = 10
 #: Table entries of graphs whose bound is worth all the sweeps that still gain something.
 SWEPT = 5_000_000
 #: Graphs of more states are not searched for states that others replace: it takes longer than it spares.
-MANY_STATES = 30_000
+MANY_STATES = 10_000
 #: Only graphs of fewer states may be small enough to settle.
 FEW_STATES = 6_000
 
@@ -206,23 +206,24 @@ class _Run:
             if self.best is None and not self.find_any(dual):
                 return False
             smaller = self.narrowed(dual)
-            if smaller is None:
-                return True
-            if dual.ended and 2 * _count(smaller) > _count(current):
-                if self.effort < PERSISTENT:
-                    return True
-                # too few states can be spared: look for better elsewhere, then, where sweeps are cheap, for all the
-                # bound that they can give
-                for further in (dual.stir, dual.persist) if dual.passing.work <= SWEPT else (dual.stir,):
-                    further(self.gap / 2, self.best_cost)
+            few = smaller is not None and 2 * _count(smaller) <= _count(current)
+            if smaller is not None and not few and dual.ended and self.effort >= PERSISTENT:
+                # too few states can be spared: better is looked for at other prices, and then, where sweeps are cheap,
+                # with all the bound that they can give
+                dual.stir(self.gap / 2, self.best_cost)
+                self.take(dual, pruned)
+                smaller = self.narrowed(dual)
+                if smaller is not None and dual.passing.work <= SWEPT:
+                    dual.persist(self.gap / 2, self.best_cost)
                     self.take(dual, pruned)
                     smaller = self.narrowed(dual)
-                    if smaller is None:
-                        return True
-                if 10 * _count(smaller) > 9 * _count(current) or dual.passing.work > SWEPT:
-                    return True
-                if number and not self.gained(before):
-                    return True
+            if smaller is None:
+                return True
+            spared = 10 * _count(smaller) <= 9 * _count(current)
+            if dual.ended and (not spared or (number > 0 and not self.gained(before)) or self.effort < PERSISTENT):
+                return True
+            if number > 1 and dual.passing.work > SWEPT:
+                return True
             current = smaller
         return True
 

@@ -53,7 +53,11 @@ def test_a_table_holds_the_price_of_every_pair(case, kind_of_prices):
         return
     table = ReshardTable(dims, mesh, [p for lay in (*sources, *targets) for p in lay],
                          lambda step, axis, n, shared: prices.move_ns(step, axis, n, "bfloat16", shared), priced)
-    found = table.matrix(sources, targets)
+    found, local = table.matrix(sources, targets)
+    if kind_of_prices is Prices:
+        alone = CommunicationPrices(prices.cluster, mesh)
+        sent = [[getattr(alone, f"{priced}_ns")(s, t, dims, kind) for t in targets] for s in sources]
+        assert (found - local).tolist() == sent
     assert found.tolist() == [[price(s, t, dims, kind) for t in targets] for s in sources]
 
 

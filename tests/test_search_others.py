@@ -23,7 +23,7 @@ def search():
 
 @pytest.fixture(scope="module")
 def fast(search):
-    return search.best(MESH, ("",), search.manual(MESH))
+    return search.best(MESH, ("",), lambda: search.manual(MESH))
 
 
 @pytest.fixture(scope="module")
