@@ -83,8 +83,17 @@ def loops(site: Site) -> tuple[tuple[tuple[Place, ...], ...], tuple[tuple[Place,
     return factors, tuple(pairs)
 
 
+_latest: list[tuple[Program, Classes]] = []  # of the last program asked for: hashing one takes as long as this
+
+
 def classes_of(program: Program) -> Classes:
     """The classes of a program whose logical dims are analysed."""
+    if not (_latest and _latest[0][0] is program):
+        _latest[:] = [(program, _classes_of(program))]
+    return _latest[0][1]
+
+
+def _classes_of(program: Program) -> Classes:
     base, sizes = [0], []
     for dims in program.dims:
         base.append(base[-1] + _starts(dims)[-1])

@@ -226,7 +226,7 @@ class Search:
 
     def best(self, mesh: Mesh, roles: tuple[str, ...], starts: Callable[[], Sequence[Found]]) -> Found | None:
         """The solver's fastest plan on a mesh; parameters cut on dp axes are tried only where memory binds. ``starts``
-        gives plans to begin with once they are needed."""
+        gives plans to begin with where memory binds."""
         best: Found | None = None
         freely = self.request.constraints.zero is not None  # it says how parameters are stored, not the axis' name
         for sharded in (None,) if freely else (False, None) if "dp" in roles else (False,):
@@ -253,10 +253,10 @@ class Search:
         request = self.request
         always = recompute_nodes(request.program, "layers") if request.recompute == "on" else ()
         formulation = self.formulate(mesh, roles, sharded, None, always, reuse, in_time)
-        begin_with = starts()
-        free = self._solve(name, formulation, begin_with, "")
+        free = self._solve(name, formulation, (), "")
         if free is None or free.fits:
             return free, False
+        begin_with = starts()
         auto = request.recompute == "auto"
         within = formulation
         if auto:

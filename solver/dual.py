@@ -19,6 +19,7 @@ from fxpar.solver.warm import Start, resumed
 #: Sweeps at one price, and how many without progress end them.
 SWEEPS_PER_PRICE = 12
 SWEEPS_AT_FIRST = 25
+SWEEPS_FROM_START = 8
 SWEEPS_AT_LAST = 150
 #: At the last price small graphs are swept up to MOST_SWEEPS times, which touch PATIENCE table entries at most, as long
 #: as the pace of the last PACE sweeps promises something: some converge slowly, but all the way.
@@ -205,7 +206,7 @@ class Dual:
             return price, point
         if self.start is not None:
             resumed(self.scaled, self.passing, self.start, self.scaled.priced(price))
-        return price, self._run(price, SWEEPS_AT_FIRST)
+        return price, self._run(price, SWEEPS_AT_FIRST if self.start is None else SWEEPS_FROM_START)
 
     def _decode_at(self, prices: list[int]) -> None:
         if self.narrow:
