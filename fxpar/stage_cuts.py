@@ -28,8 +28,18 @@ def even_cuts(program: Program, decisions: Decisions, prices: Prices, stages: in
         decisions: of the mesh inside a stage, which ``prices`` are of.
 
     Raises:
-        FxparError: the program has too few ops.
+        FxparError: the program has too few ops, or too few modules with parameters: a stage without any would only
+            wait.
     """
+    holders = sorted({e.name.rpartition(".")[0] for e in program.inputs if e.kind == "parameter"})
+    if len(holders) < stages:
+        raise FxparError(
+            f"{stages} stages cannot be cut out of a model with parameters in {len(holders)} "
+            f"module{'s' * (len(holders) != 1)}",
+            where=f"--mesh; {', '.join(h or 'the model itself' for h in holders)}",
+            numbers="a stage without parameters would only wait for its neighbours",
+            way_out=f"at most {max(len(holders), 1)} stages: fewer ranks on pp, or fewer stages per rank",
+        )
     last = max(n for n, node in enumerate(program.nodes) if node.phase == "forward")
     weights = node_weights(program, decisions, prices)
     total = [0]

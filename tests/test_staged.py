@@ -184,3 +184,18 @@ def test_the_two_commands(model, options, tmp_path):
         done = subprocess.run([sys.executable, "-m", "fxpar", *command], capture_output=True, text=True, timeout=280)
         assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads(done.stdout)["ok"]
+
+
+def test_more_stages_than_modules_with_parameters_are_refused(tmp_path):
+    model = tmp_path / "one.py"
+    model.write_text(
+        "import torch\n"
+        "def build():\n    return torch.nn.Sequential(torch.nn.Linear(5, 3))\n"
+        "def example_inputs():\n    return (torch.ones(4, 5),), {}\n"
+        "def loss(output, inputs):\n    return output.square().sum()\n"
+    )
+    done = subprocess.run([sys.executable, "-m", "fxpar", "compile", str(model), "--mesh", "pp=4", "-o",
+                           str(tmp_path / "plan")], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1
+    assert "4 stages cannot be cut" in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "plan").exists()

@@ -91,7 +91,8 @@ class Measured:
 
 
 def rows(models: Sequence[str], meshes: Sequence[str], memories: Sequence[str]) -> Iterator[Row]:
-    """Llama-8B on 64 devices, 8x8 and as the search likes it; Llama-70B's sizes on 256 on every mesh within every budget."""
+    """Llama-8B on 64 devices, 8x8 and as the search likes it; Llama-70B's sizes on 256 devices, on every mesh within
+    every budget."""
     if "llama-8b" in models:
         yield Row("llama-8b", "8x8:h100", 64, "8x8")
         yield Row("llama-8b", "8x8:h100", 64)
