@@ -13,6 +13,7 @@ from torch import nn
 
 from fxpar.accumulate import first_microbatch, repeat
 from fxpar.alternatives import alternatives
+from fxpar.candidates import Request, natural_meshes
 from fxpar.capture import capture
 from fxpar.conflicts import explained
 from fxpar.constraints import Constraints, apply, read_constraints
@@ -30,12 +31,13 @@ from fxpar.plans.program import Program
 from fxpar.precision import float32_inputs, inputs_in_bf16, parameters_in_bf16, with_float32_surface
 from fxpar.prices import Prices
 from fxpar.progress import Progress, silent
+from fxpar.random_plan import random_decisions
 from fxpar.restrict import check_axis_names
 from fxpar.rule_coverage import MissingRuleWarning, undeclared_ops
 from fxpar.rules.choices import choice_by_names, sites_of
 from fxpar.rules.fingerprint import rules_digest
 from fxpar.runtime.parameters import module_sources
-from fxpar.search import Request, natural_meshes, random_decisions, replace_status, run_search
+from fxpar.search import replace_status, run_search
 from fxpar.show import gib
 from fxpar.simulate import simulate
 from fxpar.splits import BATCH_DIM, Named, named_dims

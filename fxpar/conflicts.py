@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from fxpar.candidates import Found, Request, manual_roles
 from fxpar.constraints import UNCONSTRAINED, Constraints
 from fxpar.minimal_set import minimal_set
 from fxpar.plans.errors import Infeasible
 from fxpar.plans.mesh import Mesh
 from fxpar.restrict import roles_of
-from fxpar.search import Found, Request, Search, manual_roles
+from fxpar.search import Search
 from fxpar.show import gib, ms
 
 COARSE = 0.1

@@ -56,13 +56,22 @@ InputFilter = Callable[[int, Sequence[Layout]], Sequence[Layout]]
 """(input index, layouts) -> the stored layouts that the user's request leaves."""
 
 
+@dataclass(frozen=True)
+class Use:
+    """What an edge brings along: output ``output`` of class ``owner``; ``kind``: what of it travels in buckets."""
+
+    owner: int
+    output: int
+    kind: PriceKind
+
+
 @dataclass(frozen=True, eq=False)
 class Formulation:
     """A problem and what its states mean. Class ids are those of ``classes``; variables follow the same order.
 
     ``modes``: per class of nodes the mode of every state; empty when ``recompute`` was given. ``copies``: backward hub
     -> forward hub whose copy it may read, ``hub_modes``: the modes of the states of their classes. ``temporaries``: of
-    :func:`with_temporaries`.
+    :func:`with_temporaries`. ``uses``: per edge of the problem which value is brought along, None where none is.
     """
 
     program: Program
@@ -78,6 +87,7 @@ class Formulation:
     reuse: Reuse = "never"
     temporaries: tuple[int, ...] = ()
     unit: int = MEMORY_UNIT
+    uses: tuple[Use | None, ...] = ()
     in_time: InTime = ALONE
 
     def decisions(self, assignment: Sequence[int]) -> Decisions:
@@ -338,6 +348,7 @@ def formulate(
             left = builder.matrix(out_layouts(s.owner, s.output), (whole,), dims, kind, "reshard")
             costs[s.owner] = costs[s.owner] + left[:, 0]
     result_edges = []
+    uses: list[Use | None] = []
     often = Often(program, classes, in_time)
     costs = [often.costs(c, row) for c, row in enumerate(costs)]
     for (u, o, v, operands, crossing, part, dims, kind), weight in edges.items():
@@ -354,9 +365,11 @@ def formulate(
         else:
             flags = EdgeFlags(price, v in guarded and kind.dtype == COMPUTE, pair)
             result_edges.append(Edge(u, v, builder.table(out_layouts(u, o), wanted, dims, kind, flags), weight))
+            uses.append(Use(u, o, price))
     for f, b in dict.fromkeys((classes.nodes[f], classes.nodes[b]) for b, f in copies.items()):
         table = builder.add(pairs_allowed(out_layouts(f, 0), modes.hubs[f], out_layouts(b, 0), modes.hubs[b]))
         result_edges.append(Edge(f, b, table, 1))
+        uses.append(None)
     problem = Problem(
         tuple(Variable(n, np.ascontiguousarray(c), m) for n, c, m in zip(names, costs, memory, strict=True)),
         tuple(result_edges), tuple(builder.tables),
@@ -364,7 +377,7 @@ def formulate(
     )
     return Formulation(
         program, mesh, classes, node_states, input_states, problem, recompute or (), modes.states, copies, modes.hubs,
-        reuse, unit=unit, in_time=in_time,
+        reuse, unit=unit, uses=tuple(uses), in_time=in_time,
     )
 
 

@@ -28,7 +28,6 @@ from fxpar.plans.mesh import Axis, Mesh
 from fxpar.plans.program import (
     Arg,
     Input,
-    Join,
     Microbatches,
     Node,
     Output,
@@ -43,6 +42,7 @@ from fxpar.rules.localise import local_call
 from fxpar.rules.ops.hub import HUB
 from fxpar.rules.ops.microbatch import MICROBATCH
 from fxpar.rules.registry import rule_for
+from fxpar.time_parts import cut_dims, join_of, moving_geometry
 
 WHOLE_BATCH_IN_EVERY_MICROBATCH, SUMMAND_OF_WHOLE, PART_OF_WHOLE, ONCE = 1000, 10, 10, 1
 """What versions of a value weigh where there are several: the least is taken."""
@@ -275,7 +275,7 @@ class _Splitter:
             return None
         op, args = first
         place = argument_names(op).index("geometry")
-        moving = _moving_geometry(args[place])
+        moving = moving_geometry(args[place])
         return None if moving is None else (op, (*args[:place], moving, *args[place + 1 :]))
 
     # what is wanted
@@ -331,26 +331,6 @@ class _Splitter:
         if ways.get(PARTIAL_SUM) is not None and REPLICATE not in ways:
             return f"an operand {shape} is a sum over microbatches, which is known after the last only"
         return f"an operand {shape} is the same in every microbatch"
-
-
-def _moving_geometry(geometry: Arg) -> Arg | None:
-    """The geometry of the first microbatch with the elements by which the next one moves on."""
-    assert isinstance(geometry, tuple)
-    triples = [tuple(geometry[i : i + 3]) for i in range(0, len(geometry), 3)]
-    cut = [i for i, (size, _, length) in enumerate(triples) if size != length]
-    if len(cut) != 1:
-        return None
-    stride = math.prod(int(size) for size, _, _ in triples[cut[0] + 1 :]) * int(triples[cut[0]][2])  # type: ignore
-    return (*geometry, stride)
-
-
-def cut_dims(dims: Dims, placement: Placement, count: int) -> Dims:
-    """Logical dims of a microbatch's part; a logical dim of which one element is left goes."""
-    if not isinstance(placement, Shard):
-        return dims
-    row = list(dims[placement.dim])
-    row[placement.first] //= count
-    return tuple(tuple(a for a in row if a != 1) if d == placement.dim else atoms for d, atoms in enumerate(dims))
 
 
 class _Writer:
@@ -506,10 +486,3 @@ class _Writer:
                 if way.choice is not None:
                     todo.append((self.split.producer[value], way.choice.name))
         return found
-
-
-def join_of(placement: Placement) -> Join:
-    """How microbatches join what one leaves in ``placement``."""
-    if isinstance(placement, Shard):
-        return placement.dim
-    return "sum" if isinstance(placement, Partial) else "same"

@@ -7,41 +7,35 @@ than plain data parallel, ZeRO-3 or Megatron tensor parallel under the same cost
 from __future__ import annotations
 
 import copy
-import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from fractions import Fraction
+from dataclasses import replace
 from functools import cache, partial
 
 import msgspec
 
 from fxpar.beside import beside
+from fxpar.candidates import Found, Request, manual_roles, rank, smaller, too_large
 from fxpar.certify import certify, question_of
-from fxpar.constraints import UNCONSTRAINED, Applied, Constraints, apply, filters
-from fxpar.formulate import Formulation, formulate, output_layouts, with_temporaries
-from fxpar.layers import tie_layers
+from fxpar.constraints import UNCONSTRAINED, Applied, apply, filters
+from fxpar.exposure import Exposed, exposed, repriced
+from fxpar.formulate import Formulation, formulate, with_temporaries
 from fxpar.memory_units import unit_for
 from fxpar.modes import DROPPED, Reuse, pinned_modes
 from fxpar.names import batch_class, classes_of, names_of
 from fxpar.often import ALONE, InTime, in_time_of, made_by_hand, ways_in_time
-from fxpar.plans.errors import Infeasible
-from fxpar.plans.lifetimes import hub_partners, keep_copies
-from fxpar.plans.mesh import Axis, Mesh
-from fxpar.plans.plan import Candidate, Certificate, Decisions, Prediction
-from fxpar.plans.program import Program, node_inputs
-from fxpar.prices import Prices
-from fxpar.progress import Progress, silent
+from fxpar.plans.lifetimes import hub_partners
+from fxpar.plans.mesh import Mesh
+from fxpar.plans.plan import Candidate, Certificate, Decisions
+from fxpar.plans.program import node_inputs
+from fxpar.progress import silent
 from fxpar.recompute import recompute_nodes
 from fxpar.restrict import Restriction, roles_of, weight_operands, weight_values
-from fxpar.rules.choices import joint_choices
-from fxpar.show import gib
-from fxpar.simulate import OptimizerBytes, replay
+from fxpar.simulate import replay
 from fxpar.solver.solution import Solution
 from fxpar.solver.solve import solve
 from fxpar.solver.warm import Start
 from fxpar.splits import Named
-from fxpar.stored import stored_layouts
 
 # solved again with a smaller budget at most this often when the simulator finds more memory in use than the problem
 # knows of (gathered copies, temporaries)
@@ -49,79 +43,15 @@ MEMORY_ROUNDS = 5
 # times the gap asked for: how near the best a plan within the memory is looked for that is only compared (made by
 # hand), or that only shows which values are live at the peak
 EXPLORED = 3
+# rounds of pricing by what a step waits for, and the states of problems that are not priced so: it takes too long
+OVERLAP_ROUNDS = 5
+MOST_STATES = 30_000
 # programs of more nodes are searched in two processes
 MANY_NODES = 4000
 # a plan made by hand whose memory row alone needs this many times what there is will not fit
 HOPELESS = 2
 OWN = "fxpar"
 """The name of the plan that the solver finds when nothing is asked for."""
-
-
-@dataclass(frozen=True, eq=False)
-class Request:
-    """What is searched: the program (dims and hubs in), prices per mesh and limits.
-
-    ``recompute``: "auto" (node by node, where memory asks for it), "on" (every repeated layer whole) or "off".
-    ``constraints``: what chosen plans must obey beyond that. ``hints``: decisions to begin with, each with a name.
-    """
-
-    program: Program
-    prices: Callable[[Mesh], Prices]
-    budget_bytes: int
-    optimizer_bytes: OptimizerBytes
-    batch_dim: int | None
-    gap: float
-    progress: Progress
-    recompute: str = "off"
-    constraints: Constraints = UNCONSTRAINED
-    hints: tuple[tuple[str, Decisions], ...] = ()
-
-
-@dataclass(frozen=True)
-class Found:
-    """One simulated candidate; ``obeys``: it does what the names of the mesh's axes and the constraints ask for;
-    ``counted``: bytes that the memory row of its problem knows of; ``at_peak``: values that live at its peak."""
-
-    name: str
-    decisions: Decisions
-    prediction: Prediction
-    certificate: Certificate
-    fits: bool
-    obeys: bool = True
-    counted: int = 0
-    at_peak: tuple[int, ...] = ()
-    # what the certificate is made from: the problem solved, its price of memory, and how parameters may be stored
-    formulation: Formulation | None = None
-    multiplier: Fraction = Fraction(0)
-    parameters_cut: bool | None = False
-
-    def candidate(self) -> Candidate:
-        """As the plan file records it."""
-        again = len(self.decisions.recompute)
-        note = f"recomputes {again} nodes" if again else ""
-        return Candidate(self.name, self.decisions.mesh, self.fits, self.prediction, note)
-
-
-def natural_meshes(nodes: int, devices: int) -> tuple[Mesh, ...]:
-    """Meshes tried when the user names none: the cluster's own shape; of several nodes all ranks on one axis, too (an
-    all-reduce over all of them beats one within and one between nodes); one more axis inside a node of 4 or more."""
-    shapes: list[tuple[int, ...]] = [tuple(n for n in (nodes, devices) if n > 1) or (1,)]
-    if nodes > 1 and devices > 1:
-        shapes.append((nodes * devices,))
-    if nodes == 1 and devices >= 4 and devices % 2 == 0:
-        shapes.append((2, devices // 2))
-    return tuple(Mesh(tuple(Axis(f"a{i}", n) for i, n in enumerate(s))) for s in shapes)
-
-
-def manual_roles(mesh: Mesh) -> tuple[tuple[str, tuple[str, ...], bool], ...]:
-    """Hand-made plans on a mesh of free axes: (name, roles, parameters cut on dp)."""
-    axes = len(mesh.axes)
-    tensor = (*("dp",) * (axes - 1), "tp")
-    return (
-        ("data parallel", ("dp",) * axes, False),
-        ("ZeRO-3", ("dp",) * axes, True),
-        ("Megatron tensor parallel" if axes == 1 else "data + Megatron tensor parallel", tensor, False),
-    )
 
 
 class Search:
@@ -233,12 +163,70 @@ class Search:
             binds = False
             for in_time in ways_in_time(self.request.program, self.request.constraints.zero):
                 found, binds = self._fitting(OWN, mesh, roles, sharded, starts, self.reuse, in_time)
-                if found is not None and (best is None or _rank(found) < _rank(best)):
+                if found is not None and (best is None or rank(found) < rank(best)):
                     best = replace(found, parameters_cut=sharded)
                 if not binds:
                     break
             if not binds:
                 break
+        return None if best is None else self._overlapping(best)
+
+    def beyond(self, plan: Found, manual: Sequence[Found]) -> Found:
+        """The solver's plan, or a faster one of its problem that begins from a plan by hand on the same mesh: one that
+        is faster shows that more is hidden than the problem's costs know."""
+        formulation = plan.formulation
+        faster = [f for f in manual if f.decisions.mesh == plan.decisions.mesh and rank(f) < rank(plan)]
+        if formulation is None or not faster:
+            return plan
+        first = min(faster, key=rank)
+        cost = cost_of(formulation, first.decisions)
+        if cost is None:
+            return plan
+        bound = min(plan.certificate.bound_ns, cost)
+        certificate = Certificate("feasible", cost, bound, (cost - bound) / max(cost, 1))
+        begun = replace(plan, decisions=first.decisions, prediction=first.prediction, certificate=certificate,
+                        fits=first.fits, at_peak=first.at_peak)
+        found = self._overlapping(begun)
+        return plan if found is begun else found
+
+    def _overlapping(self, best: Found) -> Found:
+        """The fastest of a plan and those that the solver finds when collectives cost what the step waits for, as far
+        as the last plan's replay shows (see ``fxpar.exposure``)."""
+        request, formulation, prediction = self.request, best.formulation, best.prediction
+        if formulation is None or formulation.program.time is not None:
+            return best
+        hidden = prediction.communication_ns - prediction.exposed_ns
+        if min(hidden, prediction.exposed_ns) <= request.gap * prediction.step_ns:
+            return best  # all is as it was priced, or nothing is left to gain
+        if sum(v.states for v in formulation.problem.variables) > MOST_STATES:
+            return best
+        prices, last, losses = request.prices(formulation.mesh), best, 0
+        shown: Exposed | None = None
+        for _ in range(OVERLAP_ROUNDS):
+            with request.progress(f"{best.name} on {formulation.mesh}, pricing what the step waits for"):
+                shown = exposed(formulation, last.decisions, prices).damped(shown)
+                candidates = [a for f in (best, last) if (a := formulation.assignment(f.decisions)) is not None]
+                solution = solve(repriced(formulation, shown), gap=request.gap, candidates=candidates, effort=5)
+                if solution.assignment is None:
+                    break
+                decisions = formulation.decisions(solution.assignment)
+                if decisions == last.decisions:
+                    break
+                cost = cost_of(formulation, decisions)
+                if cost is None:
+                    break
+                bound = min(best.certificate.bound_ns, cost)
+                certificate = Certificate("feasible", cost, bound, (cost - bound) / max(cost, 1))
+                last = self.found(best.name, decisions, certificate)
+                last = replace(last, formulation=formulation, multiplier=best.multiplier,
+                               parameters_cut=best.parameters_cut,
+                               counted=formulation.problem.memory(solution.assignment) * formulation.unit)
+            if rank(last) < rank(best):
+                best = last
+            else:
+                losses += 1
+                if losses == 2:
+                    break
         return best
 
     def _fitting(
@@ -262,7 +250,7 @@ class Search:
         if auto:
             within = self.formulate(mesh, roles, sharded, request.budget_bytes, None, reuse, in_time)
         best = self._within(name, within, free, begin_with, ", with recomputation" if auto else "")
-        return (best if best is not None and best.fits else _smaller(free, best)), True
+        return (best if best is not None and best.fits else smaller(free, best)), True
 
     def _within(
         self, name: str, formulation: Formulation, free: Found, starts: Sequence[Found], what: str
@@ -302,7 +290,7 @@ class Search:
                 budget, smallest_tried = solution.min_memory * unit * 9 // 8, charged.total()
                 continue
             assert solution.assignment is not None
-            best = found if best is None or _rank(found) < _rank(best) else best
+            best = found if best is None or rank(found) < rank(best) else best
             candidates.append(found)
             if found.fits:
                 beyond = found.prediction.peak_bytes - found.counted
@@ -402,15 +390,6 @@ def replace_status(certificate: Certificate, status: str) -> Certificate:
     return msgspec.structs.replace(certificate, status=status)
 
 
-def _rank(found: Found) -> tuple[bool, int]:
-    """What fits comes first, the fastest of it; of what does not, the smallest."""
-    return not found.fits, found.prediction.step_ns if found.fits else found.prediction.peak_bytes
-
-
-def _smaller(one: Found, other: Found | None) -> Found:
-    return one if other is None or one.prediction.peak_bytes <= other.prediction.peak_bytes else other
-
-
 Others = Callable[[Decisions], Sequence[tuple[str, Decisions]]]
 """Named decisions on the same mesh to hold beside the chosen ones."""
 
@@ -436,7 +415,7 @@ def run_search(
         hand_made = search.manual_beside(mesh)
         plan = search.best(mesh, roles_of(mesh), partial(_together, tuple(manual), hand_made))
         manual += hand_made()
-        own += [plan] if plan is not None else []
+        own += [search.beyond(plan, manual)] if plan is not None else []
     fitting = [f for f in (*own, *manual) if f.fits and (f.obeys or not pinned)]
     if not fitting:
         raise too_large(own + manual, request.budget_bytes)
@@ -473,62 +452,3 @@ def _against(chosen: Found, basis: Found) -> Certificate:
         return chosen.certificate
     cost, bound = chosen.certificate.cost_ns, min(chosen.certificate.cost_ns, basis.certificate.bound_ns)
     return Certificate("feasible", cost, bound, (cost - bound) / max(cost, 1))
-
-
-def too_large(tried: Sequence[Found], budget: int) -> Infeasible:
-    """The error when nothing that is allowed fits, with the parts of the smallest plan that was tried."""
-    way_out = "give more devices (--cluster, --mesh), more memory (--memory), or a smaller batch"
-    small = [f for f in tried if f.fits]
-    if small:
-        best = min(small, key=lambda f: f.prediction.step_ns)
-        sizes = "x".join(map(str, best.decisions.mesh.sizes))
-        return Infeasible(
-            f"no plan with these mesh axes fits in {gib(budget)} per device", where=f"--mesh {best.decisions.mesh}",
-            numbers=f"{best.name} on the same devices needs {gib(best.prediction.peak_bytes)}",
-            way_out=f"leave the axes anonymous (--mesh {sizes}), or {way_out}",
-        )
-    if not tried:
-        return Infeasible(f"the model does not fit: no plan found within {gib(budget)} per device", way_out=way_out)
-    least = min(tried, key=lambda f: f.prediction.peak_bytes)
-    p = least.prediction
-    return Infeasible(
-        f"the model does not fit: it needs {gib(p.peak_bytes)} of {gib(budget)} per device",
-        where=f"the smallest plan found: {least.name} on {least.decisions.mesh}",
-        numbers=f"parameters {gib(p.parameter_bytes)}, gradients {gib(p.gradient_bytes)}, "
-                f"optimizer {gib(p.optimizer_bytes)}, activations {gib(p.activation_bytes)}; "
-                f"{gib(p.peak_bytes - budget)} too much",
-        way_out=way_out,
-    )
-
-
-def random_decisions(program: Program, mesh: Mesh, seed: int, applied: Applied | None = None) -> Decisions:
-    """Any feasible decisions that obey the constraints: a uniformly drawn choice for every node and input, layers not
-    tied, any set of forward nodes that run again, and any set of copies of parameters kept for backward; where
-    microbatches repeat, any set of gradients reduced by each, and of parameters whose copies are held."""
-    draw = random.Random(seed)
-    classes = tie_layers(program, tied=False)
-    of_node, of_input = filters(None, applied)
-    every = [joint_choices(site, mesh) for site in classes.sites]
-    stored = [stored_layouts(i, program.dims[i.value], mesh) for i in program.inputs]
-    choices = tuple(
-        draw.choice(of_node(n, classes.sites[n], c) if of_node is not None else c).names for n, c in enumerate(every)
-    )
-    inputs = tuple(draw.choice(of_input(n, s) if of_input is not None else s) for n, s in enumerate(stored))
-    share = draw.choice((0.0, 0.3, 0.7))
-    again = tuple(n for n, node in enumerate(program.nodes) if node.phase == "forward" and draw.random() < share)
-    decisions = Decisions(mesh, choices, inputs, output_layouts(program, inputs, mesh), again)
-    share = draw.choice((0.0, 0.5, 1.0))
-    if applied is not None and applied.constraints.reuse != "free":
-        share = 0.0 if applied.constraints.reuse == "never" else 1.0
-    keep = [n for n, partner in hub_partners(program).items() if draw.random() < share and (
-        of_node is None or choices[partner] in {c.names for c in of_node(n, classes.sites[n], every[n])})]
-    decisions = keep_copies(program, decisions, keep)
-    if program.time is None:
-        return decisions
-    gradients = (i for i, o in enumerate(program.outputs) if o.kind == "gradient")
-    parameters = (i for i, e in enumerate(program.inputs) if e.kind == "parameter")
-    each, held = draw.choice((0.0, 0.5, 1.0)), draw.choice((0.0, 0.5, 1.0))
-    return msgspec.structs.replace(
-        decisions, reduce_each=tuple(i for i in gradients if draw.random() < each),
-        held=tuple(i for i in parameters if draw.random() < held),
-    )

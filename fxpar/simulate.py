@@ -74,7 +74,16 @@ def replay(program: Program, decisions: Decisions, prices: Prices, optimizer_byt
     return Replayed(prediction, memory.at_peak)
 
 
-def replay_time(local: LocalProgram, prices: Prices) -> Timeline:
+@dataclass(frozen=True)
+class Watched:
+    """What a replay writes down, in order of time: (begin, end, step) of every collective, and (begin, end) wherever
+    compute waited; ns."""
+
+    sent: list[tuple[int, int, CollectiveStep]]
+    stalls: list[tuple[int, int]]
+
+
+def replay_time(local: LocalProgram, prices: Prices, watched: Watched | None = None) -> Timeline:
     """Replay on a compute and a communication stream."""
     ready = [0] * len(local.types)
     compute = link = busy = communication = 0
@@ -86,15 +95,20 @@ def replay_time(local: LocalProgram, prices: Prices) -> Timeline:
         if isinstance(step, CollectiveStep):
             time = prices.collective_ns(step.kind, step.axis, step.bytes)
             # issued when compute reaches it: not before its place in the program
-            link = max(link, start, compute) + time
+            begin = max(link, start, compute)
+            link = begin + time
             communication += time
             done = link
+            if watched is not None:
+                watched.sent.append((begin, done, step))
             key = (step.kind, step.axis)
             counts[key] += 1
             moved[key] += step.bytes
             spent[key] += time
         else:
             time = local_step_ns(step, local, prices)
+            if watched is not None and start > compute:
+                watched.stalls.append((compute, start))
             compute = max(compute, start) + time
             busy += time
             done = compute
@@ -105,6 +119,8 @@ def replay_time(local: LocalProgram, prices: Prices) -> Timeline:
         for kind, axis in sorted(counts)
     )
     end = max([compute, *(ready[v] for v in local.outputs)])
+    if watched is not None and end > compute:
+        watched.stalls.append((compute, end))
     return Timeline(end, busy, communication, totals)
 
 

@@ -9,6 +9,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fxpar.candidates import Request
 from fxpar.certificate import certificate_findings
 from fxpar.compile import compile_model
 from fxpar.conflicts import Conflicts
@@ -23,7 +24,6 @@ from fxpar.plans.program import Program
 from fxpar.progress import silent
 from fxpar.restrict import roles_of
 from fxpar.rules.choices import choice_by_names, site_of
-from fxpar.search import Request
 from fxpar.splits import cut_factors, named_dims
 from fxpar.stored import stored_layouts
 from fxpar.verify import verify_plan

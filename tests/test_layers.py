@@ -37,6 +37,8 @@ PRIVATE_TORCH = {
     "torch.distributed._functional_collectives": ("runtime/collectives.py",),
     # The only way to see every op of a running step, and so every tensor that it makes.
     "torch.utils._python_dispatch.TorchDispatchMode": ("fxpar/live_bytes.py",),
+    # Orders and the runtime of schedules with stages of one's own have no public names.
+    "torch.distributed.pipelining": ("runtime/torch_pipelining.py",),
     # Experts' grouped product, which the float64 reference has to answer: transformers calls it by this name.
     "torch._grouped_mm": ("fxpar/reference.py",),
     # The adapter of capture may use anything: each line of it is there to hide something private.

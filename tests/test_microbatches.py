@@ -22,12 +22,12 @@ from fxpar.plans.errors import FxparError, UnsupportedError
 from fxpar.plans.mesh import parse_mesh
 from fxpar.plans.program import Program
 from fxpar.progress import silent
+from fxpar.random_plan import random_decisions
 from fxpar.reference import EagerStep, built, widen
 from fxpar.runtime.interpret import run_global
 from fxpar.runtime.local import AddStep, collectives
 from fxpar.runtime.rewrite.microbatches import pieces
 from fxpar.runtime.virtual import run_virtual
-from fxpar.search import random_decisions
 from fxpar.step_values import draws_random_numbers, input_values
 from fxpar.verify import MEMORY_TOLERANCE, verify_plan
 from tests.virtual_memory import virtual_peaks

@@ -7,14 +7,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fxpar.candidates import Found, manual_roles, natural_meshes, too_large
 from fxpar.compile import compile_model
 from fxpar.plans.check import plan_problems
 from fxpar.plans.errors import FxparError, Infeasible
 from fxpar.plans.layout import Partial, Shard
 from fxpar.plans.mesh import parse_mesh
+from fxpar.random_plan import random_decisions
 from fxpar.runtime.interpret import run_global
 from fxpar.runtime.virtual import rewrite_all, run_virtual
-from fxpar.search import Found, manual_roles, natural_meshes, random_decisions, too_large
 from fxpar.simulate import simulate
 from fxpar.stored import stored_layouts
 from tests.compiled import VOCAB, adamw, captured, decoder_plan, decoder_program, mlp_plan, mlp_program, prices

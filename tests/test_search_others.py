@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import pytest
 
+from fxpar.candidates import Request
 from fxpar.formulate import output_layouts
 from fxpar.plans.layout import replicated
 from fxpar.plans.mesh import parse_mesh
 from fxpar.plans.plan import Certificate, Decisions
 from fxpar.progress import silent
-from fxpar.search import Request, Search, run_search
+from fxpar.search import Search, run_search
 from tests.compiled import adamw, decoder_program, prices
 
 MESH = parse_mesh("2")

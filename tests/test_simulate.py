@@ -8,17 +8,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fxpar.candidates import Request
 from fxpar.plans.layout import replicated
 from fxpar.plans.mesh import parse_mesh
 from fxpar.plans.plan import Decisions
 from fxpar.plans.program import Program
 from fxpar.progress import silent
+from fxpar.random_plan import random_decisions
 from fxpar.recompute import LEVELS, recompute_nodes
 from fxpar.replay_memory import gradient_positions, replay_memory, storage_roots
 from fxpar.restrict import roles_of
 from fxpar.runtime.local import CollectiveStep, LocalProgram, OpStep
 from fxpar.runtime.rewrite.passes import rewrite
-from fxpar.search import Request, Search, random_decisions
+from fxpar.search import Search
 from fxpar.simulate import replay_static, replay_time, simulate
 from fxpar.solver.solve import solve
 from tests.compiled import adamw, decoder_program, mlp_program, prices

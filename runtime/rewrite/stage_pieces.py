@@ -14,8 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-import msgspec
-
 from fxpar.plans.errors import PlanFileError
 from fxpar.plans.layout import Layout
 from fxpar.plans.mesh import Axis, Mesh
@@ -100,13 +98,13 @@ def stage_decisions(program: Program, decisions: Decisions, stages: Stages) -> t
             decisions.outputs[o] if o >= 0 else made[stage.values[output.value]]
             for output, o in zip(stage.program.outputs, stage.outputs, strict=True)
         )
-        one = Decisions(
+        found.append(Decisions(
             mesh, tuple(decisions.choices[n] for n in stage.nodes), inputs, outputs,
             tuple(place[n] for n in decisions.recompute if n in place),
             reduce_each=tuple(p for p, o in enumerate(stage.outputs) if o >= 0 and o in decisions.reduce_each),
             held=tuple(p for p, i in enumerate(stage.inputs) if i >= 0 and i in decisions.held),
-        )
-        found.append(msgspec.structs.replace(one, reuse=_reuse(decisions, stage, place)))
+            reuse=_reuse(decisions, stage, place),
+        ))
     return tuple(found)
 
 

@@ -74,19 +74,6 @@ def test_usage_errors_are_2_and_name_the_option(arguments, said, capsys):
     assert said in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("option", "said"),
-    [
-        (["--microbatches", "4"], "--microbatches 4"),
-    ],
-)
-def test_what_is_not_supported_is_refused_by_name(option, said, capsys, model_file, tmp_path):
-    plan = tmp_path / "plan.msgpack"
-    assert main(["compile", model_file(""), "-o", str(plan), "--mesh", "2", *option]) == 1
-    assert capsys.readouterr().err.startswith(f"fxpar: {said} is not supported")
-    assert not plan.exists()
-
-
 def test_several_refusals_come_at_once():
     with pytest.raises(FxparError) as caught:
         refuse_unsupported({"--this": "it stays so", "--that": "it stays so"})

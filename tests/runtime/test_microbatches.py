@@ -8,8 +8,8 @@ from fxpar.logical_dims import analyse
 from fxpar.microbatches import split_in_time
 from fxpar.plans.mesh import parse_mesh
 from fxpar.plans.plan import Certificate, Fingerprint, Plan, Prediction
+from fxpar.random_plan import random_decisions
 from fxpar.runtime.model import load
-from fxpar.search import random_decisions
 from tests.runtime.ranks import run_ranks
 from tests.runtime.tiny_models import tied, tokens
 
