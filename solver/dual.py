@@ -311,7 +311,8 @@ class Dual:
                 break
             if found is not None and found[0] <= bound:
                 break
-            open_gap = abs(bound) * PROGRESS // PROGRESS_ALONE if found is None else found[0] - bound
+            known = [cost for cost in (self.best_cost, self._at_most, found and found[0]) if cost is not None]
+            open_gap = min(known) - bound if known else abs(bound) * PROGRESS // PROGRESS_ALONE
             if best_here is None or (bound - best_here) * PROGRESS > open_gap:
                 best_here, stalled = bound, 0
             else:

@@ -184,6 +184,12 @@ class _Run:
             return False
         return self.best_cost - self.bound <= self.gap * abs(self.best_cost)
 
+    def far(self) -> bool:
+        """True when what is open is well above the gap asked for."""
+        if self.best_cost is None or self.bound is None:
+            return True
+        return self.best_cost - self.bound > 1.25 * self.gap * abs(self.best_cost)
+
     def shrink(self, graph: Graph, live: Sequence[BoolArray]) -> Graph | None:
         """`graph` with the `live` states that matter; None if nothing without forbidden pairs is among them."""
         arcs = Arcs(graph)
@@ -208,12 +214,12 @@ class _Run:
             smaller = self.narrowed(dual)
             few = smaller is not None and 2 * _count(smaller) <= _count(current)
             if smaller is not None and not few and dual.ended and self.effort >= PERSISTENT:
-                # too few states can be spared: better is looked for at other prices, and then, where sweeps are cheap,
-                # with all the bound that they can give
+                # too few states can be spared: better is looked for at other prices, and then, where sweeps are cheap or
+                # much is open, with all the bound that they can give
                 dual.stir(self.gap / 2, self.best_cost)
                 self.take(dual, pruned)
                 smaller = self.narrowed(dual)
-                if smaller is not None and dual.passing.work <= SWEPT:
+                if smaller is not None and (dual.passing.work <= SWEPT or self.far()):
                     dual.persist(self.gap / 2, self.best_cost)
                     self.take(dual, pruned)
                     smaller = self.narrowed(dual)
@@ -222,7 +228,7 @@ class _Run:
             spared = 10 * _count(smaller) <= 9 * _count(current)
             if dual.ended and (not spared or (number > 0 and not self.gained(before)) or self.effort < PERSISTENT):
                 return True
-            if number > 1 and dual.passing.work > SWEPT:
+            if number > 1 and dual.passing.work > SWEPT and not self.far():
                 return True
             current = smaller
         return True
