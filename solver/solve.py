@@ -214,8 +214,8 @@ class _Run:
             smaller = self.narrowed(dual)
             few = smaller is not None and 2 * _count(smaller) <= _count(current)
             if smaller is not None and not few and dual.ended and self.effort >= PERSISTENT:
-                # too few states can be spared: better is looked for at other prices, and then, where sweeps are cheap or
-                # much is open, with all the bound that they can give
+                # too few states can be spared: better is looked for at other prices, and then, where sweeps are cheap
+                # or much is open, with all the bound that they can give
                 dual.stir(self.gap / 2, self.best_cost)
                 self.take(dual, pruned)
                 smaller = self.narrowed(dual)
