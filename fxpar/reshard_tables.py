@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fxpar.plans.layout import REPLICATE, Dims, Layout, Placement, Shard, largest_size, valid_layout
 from fxpar.plans.mesh import Mesh
-from fxpar.plans.reshard import COLLECTIVE_WEIGHT, COLLECTIVES, LOCAL_WEIGHT, StepKind, kind_of_step
+from fxpar.plans.reshard import COLLECTIVE_WEIGHT, COLLECTIVES, LOCAL_WEIGHT, StepKind, kind_of_step, next_order
 
 IntArray = NDArray[np.int64]
 PriceOf = Callable[[StepKind, int, int, bool], int]
@@ -196,9 +196,7 @@ class ReshardTable:
                     index = layout * count + (0 if digit == WHOLE else new[axis])
                     stay = old[axis] == 0 if digit == WHOLE else new[axis] == 0 if earlier == WHOLE else same[axis]
                     move = self.moves[axis]
-                    base = before.order * (2 * self.axes + 1) + 2 * axis
-                    to_whole, to_new = base + 1, base + 2  # plans.reshard.next_order
-                    order = to_whole if digit == WHOLE else np.where(new[axis] == 0, to_whole, to_new)
+                    order = next_order(before.order, axis, True if digit == WHOLE else new[axis] == 0, self.axes)
                     after = _Chains(
                         before.weight + np.where(stay, 0, move.weight[index]),
                         before.tie + np.where(stay, 0, move.tie[index]),

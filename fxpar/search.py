@@ -182,10 +182,8 @@ class Search:
         cost = cost_of(formulation, first.decisions)
         if cost is None:
             return plan
-        bound = min(plan.certificate.bound_ns, cost)
-        certificate = Certificate("feasible", cost, bound, (cost - bound) / max(cost, 1))
-        begun = replace(plan, decisions=first.decisions, prediction=first.prediction, certificate=certificate,
-                        fits=first.fits, at_peak=first.at_peak)
+        begun = replace(plan, decisions=first.decisions, prediction=first.prediction, fits=first.fits,
+                        at_peak=first.at_peak, certificate=_held_against(cost, plan.certificate))
         found = self._overlapping(begun)
         return plan if found is begun else found
 
@@ -215,9 +213,7 @@ class Search:
                 cost = cost_of(formulation, decisions)
                 if cost is None:
                     break
-                bound = min(best.certificate.bound_ns, cost)
-                certificate = Certificate("feasible", cost, bound, (cost - bound) / max(cost, 1))
-                last = self.found(best.name, decisions, certificate)
+                last = self.found(best.name, decisions, _held_against(cost, best.certificate))
                 last = replace(last, formulation=formulation, multiplier=best.multiplier,
                                parameters_cut=best.parameters_cut,
                                counted=formulation.problem.memory(solution.assignment) * formulation.unit)
@@ -425,9 +421,8 @@ def run_search(
         found = search.found(name, decisions, chosen.certificate)
         cost = None if chosen.formulation is None else cost_of(chosen.formulation, decisions)
         if found.fits and found.prediction.step_ns < chosen.prediction.step_ns and cost is not None:
-            bound = min(chosen.certificate.bound_ns, cost)
             faster = replace(chosen, decisions=decisions, prediction=found.prediction, at_peak=found.at_peak,
-                             certificate=Certificate("feasible", cost, bound, (cost - bound) / max(cost, 1)))
+                             certificate=_held_against(cost, chosen.certificate))
             own = [faster if f is chosen else f for f in own]
             chosen, found = faster, replace(chosen, name=f"other than {name}")
         beside.append(found)
@@ -445,10 +440,15 @@ def cost_of(formulation: Formulation, decisions: Decisions) -> int | None:
     return None if assignment is None else formulation.problem.cost(assignment)
 
 
+def _held_against(cost: int, certificate: Certificate) -> Certificate:
+    """Of a plan that costs ``cost`` ns in a problem: held against the bound that a certificate has of it."""
+    bound = min(certificate.bound_ns, cost)
+    return Certificate("feasible", cost, bound, (cost - bound) / max(cost, 1))
+
+
 def _against(chosen: Found, basis: Found) -> Certificate:
     """The certificate of a plan that is not among the assignments of the problem solved on its mesh: that problem's
     bound, without a proof."""
     if basis is chosen:
         return chosen.certificate
-    cost, bound = chosen.certificate.cost_ns, min(chosen.certificate.cost_ns, basis.certificate.bound_ns)
-    return Certificate("feasible", cost, bound, (cost - bound) / max(cost, 1))
+    return _held_against(chosen.certificate.cost_ns, basis.certificate)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import math
 from functools import lru_cache
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -150,10 +150,11 @@ def reshard_steps(source: Layout, target: Layout, dims: Dims, mesh: Mesh) -> tup
     raise ValueError(f"no reshard {layout_text(source)} -> {layout_text(target)} for dims {dims}")
 
 
-def next_order(order: int, axis: int, whole: bool, axes: int) -> int:
+def next_order(order: Any, axis: int, whole: Any, axes: int) -> Any:
     """The order of a chain with one more step, on ``axis`` and to Replicate if ``whole``: another number for every
-    chain between two layouts, the smaller one the shorter chain, and then the one that begins on an outer axis."""
-    return order * (2 * axes + 1) + 2 * axis + (1 if whole else 2)
+    chain between two layouts, the smaller one the shorter chain, and then the one that begins on an outer axis.
+    ``order`` and ``whole`` may be arrays, of many chains side by side."""
+    return order * (2 * axes + 1) + 2 * axis + (2 - whole)
 
 
 def _onward(source: Placement, target: Placement) -> dict[Placement, tuple[Placement, ...]]:
