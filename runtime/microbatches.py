@@ -22,10 +22,9 @@ from fxpar.runtime.execute import Boxed, graph_of
 from fxpar.runtime.groups import MeshGroups
 from fxpar.runtime.interpret import constant_tensor
 from fxpar.runtime.local import torch_dtype
-from fxpar.runtime.parameters import as_dtensor
 from fxpar.runtime.pieces import input_of_microbatch, join_microbatches
 from fxpar.runtime.rewrite.microbatches import Pieces
-from fxpar.runtime.step import Forward, Gradient, StepRunner, own_memory, peers_may_stop
+from fxpar.runtime.step import Forward, Gradient, StepRunner, peers_may_stop
 
 
 @dataclass(frozen=True)
@@ -145,16 +144,7 @@ class MicrobatchRunner(StepRunner):
     @torch.no_grad()
     def backward(self, run: Forward, tangent: torch.Tensor) -> dict[int, DTensor]:
         """The gradients of ``run``, once, times ``tangent`` (a scalar)."""
-        scale = float(tangent)
-        found: dict[int, DTensor] = {}
-        used: dict[int, list[tuple[int, int]]] = {}
-        wanted = [gradient for gradient in self.gradients if gradient is not None]
-        for gradient, local in zip(wanted, run.take(), strict=True):
-            local = own_memory(local, used)
-            if scale != 1.0:
-                local.mul_(scale)
-            found[gradient.value] = as_dtensor(local, gradient.placements, gradient.shape, self.groups)
-        return found
+        return self.handed_out(self.gradients, run, tangent)
 
     def output(self, run: Forward, index: int, layout: Layout) -> torch.Tensor:
         """As :meth:`StepRunner.output`; of microbatches joined along a dim the plan must leave whole rows."""

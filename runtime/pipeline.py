@@ -20,11 +20,10 @@ from fxpar.plans.plan import Decisions
 from fxpar.plans.program import Program, TensorType
 from fxpar.plans.schedule import Schedule
 from fxpar.plans.stages import Stages
-from fxpar.runtime.parameters import as_dtensor
 from fxpar.runtime.stage_body import StageBody, Tensors
 from fxpar.runtime.stage_exchange import Exchange, Incoming
 from fxpar.runtime.stage_groups import StageGroups
-from fxpar.runtime.step import Forward, Gradient, StepRunner, own_memory, peers_may_stop
+from fxpar.runtime.step import Forward, Gradient, StepRunner, peers_may_stop
 from fxpar.runtime.torch_pipelining import PipelineStageBase, prepared_schedule, run_actions
 
 ANCHOR = -1
@@ -189,16 +188,7 @@ class PipelineRunner(StepRunner):
     @torch.no_grad()
     def backward(self, run: Forward, tangent: torch.Tensor) -> dict[int, DTensor]:
         """The gradients of ``run`` for the parameters that this rank owns, once, times ``tangent`` (a scalar)."""
-        scale = float(tangent)
-        found: dict[int, DTensor] = {}
-        used: dict[int, list[tuple[int, int]]] = {}
-        wanted = [gradient for gradient in self.gradients if gradient is not None]
-        for gradient, local in zip(wanted, run.take(), strict=True):
-            local = own_memory(local, used)
-            if scale != 1.0:
-                local.mul_(scale)
-            found[gradient.value] = as_dtensor(local, gradient.placements, gradient.shape, self.groups)
-        return found
+        return self.handed_out(self.gradients, run, tangent)
 
     def output(self, run: Forward, index: int, layout: Layout) -> torch.Tensor:
         """As :meth:`StepRunner.output`; of microbatches joined along a dim the plan must leave whole rows."""

@@ -132,6 +132,21 @@ class StepRunner:
             raise FxparError(f"the output {self.program.outputs[index].name} has a layout that torch cannot say")
         return as_dtensor(local, placements, self.program.types[value].shape, self.groups)
 
+    def handed_out(
+        self, gradients: Sequence[Gradient | None], run: Forward, tangent: torch.Tensor
+    ) -> dict[int, DTensor]:
+        """The gradients that ``run`` holds already, once, times ``tangent`` (a scalar)."""
+        scale = float(tangent)
+        found: dict[int, DTensor] = {}
+        used: dict[int, list[tuple[int, int]]] = {}
+        wanted = [gradient for gradient in gradients if gradient is not None]
+        for gradient, local in zip(wanted, run.take(), strict=True):
+            local = own_memory(local, used)
+            if scale != 1.0:
+                local.mul_(scale)
+            found[gradient.value] = as_dtensor(local, gradient.placements, gradient.shape, self.groups)
+        return found
+
 
 class Runner(StepRunner):
     """Runs an executable on this rank's tensors."""
