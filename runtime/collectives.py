@@ -32,31 +32,16 @@ WAIT = _ops.wait_tensor.default
 """The op that waits for a collective."""
 
 
-def _under_way(buffer: torch.Tensor, sent: torch.Tensor) -> torch.Tensor:
-    """The result of a collective that was issued, holding on to what is sent until it has arrived.
-
-    A thread of gloo reads ``sent`` meanwhile. Python letting go of a tensor that such a thread works on corrupts the
-    heap now and then (a data race in torch, pytorch/pytorch#75529), the more so the more groups are busy at once.
-    """
-    if buffer is not sent:
-        buffer.__dict__["_sent"] = sent
-    return buffer
-
-
 def _arrived(buffer: torch.Tensor, dtype: str) -> torch.Tensor:
     """The buffer once the library is done with it."""
-    arrived = _ops.wait_tensor(buffer)
-    buffer.__dict__.pop("_sent", None)
-    return from_wire(arrived, dtype)
+    return from_wire(_ops.wait_tensor(buffer), dtype)
 
 
 def start_all_reduce(tensors: list[torch.Tensor], reduce: str, group: str) -> torch.Tensor:
     """Issue the reduction of a bucket of tensors."""
     if len(tensors) == 1:
-        sent = to_wire(tensors[0].contiguous())
-        return _under_way(_ops.all_reduce(sent, reduce, group), sent)
-    sent = to_wire(pack_row(tensors))
-    return _under_way(_ops.all_reduce_(sent, reduce, group), sent)
+        return _ops.all_reduce(to_wire(tensors[0].contiguous()), reduce, group)
+    return _ops.all_reduce_(to_wire(pack_row(tensors)), reduce, group)
 
 
 def finish_all_reduce(buffer: torch.Tensor, shapes: list[Shape], dtype: str) -> list[torch.Tensor]:
@@ -74,8 +59,7 @@ def _cuts(rows: list[Numbers]) -> list[Cut]:
 
 def start_all_gather(tensors: list[torch.Tensor], cuts: list[Numbers], me: int, group: str) -> torch.Tensor:
     """Issue the gathering of a bucket."""
-    sent = to_wire(pack_gathers(tensors, _cuts(cuts), me))
-    return _under_way(_ops.all_gather_into_tensor(sent, len(cuts[0][1]), group), sent)
+    return _ops.all_gather_into_tensor(to_wire(pack_gathers(tensors, _cuts(cuts), me)), len(cuts[0][1]), group)
 
 
 def finish_all_gather(
@@ -87,8 +71,7 @@ def finish_all_gather(
 
 def start_reduce_scatter(tensors: list[torch.Tensor], cuts: list[Numbers], reduce: str, group: str) -> torch.Tensor:
     """Issue the reduction of a bucket, of which every rank keeps its pieces."""
-    sent = to_wire(pack_scatters(tensors, _cuts(cuts)))
-    return _under_way(_ops.reduce_scatter_tensor(sent, reduce, len(cuts[0][1]), group), sent)
+    return _ops.reduce_scatter_tensor(to_wire(pack_scatters(tensors, _cuts(cuts))), reduce, len(cuts[0][1]), group)
 
 
 def finish_reduce_scatter(
@@ -108,9 +91,8 @@ def start_all_to_all(
 ) -> torch.Tensor:
     """Issue the exchange; ``around`` is (outer, middle, inner)."""
     swap = _swap(around, joined, cut, joined_first)
-    sizes, received = exchange_sizes(swap, me)
-    sent = to_wire(pack_exchange(tensor, swap, me))
-    return _under_way(_ops.all_to_all_single(sent, received, sizes, group), sent)
+    sent, received = exchange_sizes(swap, me)
+    return _ops.all_to_all_single(to_wire(pack_exchange(tensor, swap, me)), received, sent, group)
 
 
 def finish_all_to_all(
@@ -139,9 +121,8 @@ def _halo(numbers: HaloNumbers) -> Halo:
 def start_halo(tensor: torch.Tensor, numbers: HaloNumbers, me: int, summed: bool, group: str) -> torch.Tensor:
     """Issue the exchange with the ranks whose windows overlap this rank's piece, in practice its neighbours."""
     halo = _halo(numbers)
-    sizes, received = halo_sizes(halo, me, summed)
-    sent = to_wire(pack_halo(tensor, halo, me, summed))
-    return _under_way(_ops.all_to_all_single(sent, received, sizes, group), sent)
+    sent, received = halo_sizes(halo, me, summed)
+    return _ops.all_to_all_single(to_wire(pack_halo(tensor, halo, me, summed)), received, sent, group)
 
 
 def finish_halo(

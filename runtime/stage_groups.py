@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
 
 from fxpar.plans.mesh import Mesh
-from fxpar.runtime.groups import MeshGroups, connect
+from fxpar.runtime.groups import MeshGroups, connect, device_mesh_of
 
 ALONE = "one"
 """Name of the torch mesh's axis of one rank that stands for the pipeline's among DTensors' axes."""
@@ -48,8 +46,7 @@ def connect_stages(mesh: Mesh, axis: int, inner: Mesh, group: dist.ProcessGroup 
     # one more axis of one rank, so that parameters have a mesh to be DTensors on that leaves the pipeline out
     sizes = [size for a, s in enumerate(mesh.sizes) for size in ((s, 1) if a == axis else (s,))]
     named = [n for a, x in enumerate(mesh.axes) for n in ((x.name, ALONE) if a == axis else (x.name,))]
-    ranks = torch.tensor(dist.get_process_group_ranks(group) if group is not None else range(mesh.world_size))
-    every = DeviceMesh(whole.device.type, ranks.reshape(sizes), mesh_dim_names=tuple(named))
+    every = device_mesh_of(whole.device, whole.device_mesh.mesh.reshape(sizes), tuple(named))
     device_mesh = every[tuple(n for n in named if n != mesh.axes[axis].name)]
     names = tuple(device_mesh.get_group(a).group_name for a in range(len(inner.axes)))
     inside = replace(whole, mesh=inner, device_mesh=device_mesh, names=names, coords=coords)
