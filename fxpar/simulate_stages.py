@@ -1,9 +1,9 @@
 """What a plan with stages will cost: every stage's pieces replayed, then the schedule's actions walked through.
 
-Time: a rank runs its actions in order; what another rank sends has to have come. Sends take their link's time and
-nothing of the rank's. Memory: a rank holds its stages' parameters, gradients and optimizer state, what forward keeps of
-every microbatch in flight, and the most that one microbatch of a stage needs beside that. Messages under way are not
-counted.
+Time: a rank runs its actions in order; what another rank sends has to have come. A message leaves when both ranks have
+got to it, takes its link's time and nothing of the ranks'. Memory: a rank holds its stages' parameters, gradients and
+optimizer state, what forward keeps of every microbatch in flight, and the most that one microbatch of a stage needs
+beside that. Messages under way are not counted.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from fxpar.cost.cluster import Cluster
 from fxpar.plans.layout import local_shape
 from fxpar.plans.plan import CollectiveTotal, Decisions, Prediction
 from fxpar.plans.program import Program, TensorType
-from fxpar.plans.schedule import Schedule, leaves_of, rank_of_stage
+from fxpar.plans.schedule import COMPUTE, SENDS, Action, Schedule, leaves_of, rank_of_stage
 from fxpar.prices import MovingKind, Prices
-from fxpar.replay_microbatches import replay_pieces_memory
+from fxpar.replay_microbatches import kept_bytes, replay_pieces_memory
 from fxpar.runtime.local import LocalProgram, type_bytes
 from fxpar.runtime.rewrite.localise import localise
 from fxpar.runtime.rewrite.stage_pieces import StagePieces, stage_decisions, stage_mesh, stage_pieces, stages_of
@@ -85,12 +85,14 @@ class Walk:
 
 
 def simulate_stages(
-    program: Program, decisions: Decisions, cluster: Cluster, optimizer_bytes: OptimizerBytes
+    program: Program, decisions: Decisions, cluster: Cluster, optimizer_bytes: OptimizerBytes,
+    costs: tuple[StageCost, ...] | None = None,
 ) -> tuple[Prediction, Walk]:
-    """Time and memory of one training step of a plan with stages, and the walk through its schedule."""
+    """Time and memory of one training step of a plan with stages, and the walk through its schedule. ``costs``: those
+    of its stages, when they are known."""
     pipeline = decisions.pipeline
     assert pipeline is not None
-    costs = stage_costs(program, decisions, cluster, optimizer_bytes)
+    costs = costs or stage_costs(program, decisions, cluster, optimizer_bytes)
     whole = Prices(cluster, decisions.mesh)
     walk = walk_schedule(
         pipeline.schedule, costs, lambda size: whole.collective_ns("send", pipeline.axis, size)
@@ -137,10 +139,7 @@ def _stage_cost(parts: StagePieces, prices: Prices, optimizer_bytes: OptimizerBy
     whole = localise(program, parts.decisions, (0,) * len(parts.decisions.mesh.axes))
     static = replay_static(program, whole, optimizer_bytes, pieces.epilogue)
     memory = replay_pieces_memory(program, pieces)
-    shared = set(pieces.hoisted) | {
-        v for v, e in zip(whole.inputs, program.inputs, strict=True) if e.kind in ("parameter", "constant", "buffer")
-    }
-    kept = sum(type_bytes(pieces.forward.types[v]) for v in pieces.saved if v not in shared)
+    kept = kept_bytes(program, whole, pieces)
 
     def time(local: LocalProgram) -> Timeline:
         return replay_time(local, prices)
@@ -163,15 +162,41 @@ def _stage_cost(parts: StagePieces, prices: Prices, optimizer_bytes: OptimizerBy
 
 def walk_schedule(schedule: Schedule, costs: Sequence[StageCost], send_ns: Callable[[int], int]) -> Walk:
     """Run through the actions of every rank; ``send_ns``: time of so many bytes to another rank of the pipeline."""
+
+    def sent(action: Action) -> int:
+        return send_ns(costs[action.stage].sent if action.kind == "SEND_F" else costs[action.stage].returned)
+
+    return walk_actions(schedule, lambda action: costs[action.stage].timeline(action.kind), sent)
+
+
+def walk_actions(
+    schedule: Schedule, timeline_of: Callable[[Action], Timeline | None], sent_ns: Callable[[Action], int]
+) -> Walk:
+    """Run through the actions of every rank.
+
+    Args:
+        timeline_of: what an action runs; None of actions that take no time of the rank's.
+        sent_ns: time that what a SEND_F or SEND_B sends takes.
+    """
     rows, places = leaves_of(schedule), rank_of_stage(schedule)
     position, clock = [0] * len(rows), [0] * len(rows)
     compute, communication = [0] * len(rows), [0] * len(rows)
-    there: dict[tuple[int, str, int], int] = {}  # (stage, "F" or "B", microbatch) -> when its input is there
+    # by (stage that reads it, "F" or "B", microbatch): when a value made on this rank is there; when what comes from
+    # another rank was sent and what it takes; when the receiver got to it
+    made: dict[tuple[int, str, int], int] = {}
+    sent: dict[tuple[int, str, int], tuple[int, int]] = {}
+    asked: dict[tuple[int, str, int], int] = {}
 
-    def hand(stage: int, to: int, kind: str, microbatch: int, size: int, now: int) -> None:
-        if 0 <= to < len(places):
-            far = places[to] != places[stage]
-            there[to, kind, microbatch] = now + (send_ns(size) if far else 0)
+    def come(a: Action) -> int | None:
+        """When what a computation reads is there; None while that is not known."""
+        forward = a.kind == "F"
+        before = a.stage - 1 if forward else a.stage + 1
+        if a.kind == "W" or not 0 <= before < len(places):
+            return 0
+        key = (a.stage, "F" if forward else "B", a.microbatch)
+        if places[before] == places[a.stage]:
+            return made.get(key)
+        return max(sent[key][0], asked[key]) + sent[key][1] if key in sent else None
 
     moved = True
     while moved:
@@ -179,20 +204,22 @@ def walk_schedule(schedule: Schedule, costs: Sequence[StageCost], send_ns: Calla
         for rank, row in enumerate(rows):
             while position[rank] < len(row):
                 a = row[position[rank]]
-                needs = (a.stage, "F" if a.kind == "F" else "B", a.microbatch)
-                waits = (a.kind == "F" and a.stage > 0) or (a.kind in "BI" and a.stage < len(places) - 1)
-                if waits and needs not in there:
+                ready = come(a) if a.kind in COMPUTE else 0
+                if ready is None:
                     break
-                timeline = costs[a.stage].timeline(a.kind)
+                timeline = timeline_of(a)
                 if timeline is not None:
-                    start = max(clock[rank], there[needs] if waits else 0)
-                    clock[rank] = start + timeline.step_ns
+                    clock[rank] = max(clock[rank], ready) + timeline.step_ns
                     compute[rank] += timeline.compute_ns
                     communication[rank] += timeline.communication_ns
-                    if a.kind == "F":
-                        hand(a.stage, a.stage + 1, "F", a.microbatch, costs[a.stage].sent, clock[rank])
-                    elif a.kind in ("B", "I"):
-                        hand(a.stage, a.stage - 1, "B", a.microbatch, costs[a.stage].returned, clock[rank])
+                after = (a.stage + 1, "F", a.microbatch) if a.kind in ("F", "SEND_F") else (
+                    a.stage - 1, "B", a.microbatch)
+                if a.kind in SENDS:
+                    sent[after] = (clock[rank], sent_ns(a))
+                elif a.kind in SENDS.values():
+                    asked[a.stage, a.kind[-1], a.microbatch] = clock[rank]
+                elif a.kind in ("F", "B", "I"):
+                    made[after] = clock[rank]
                 position[rank] += 1
                 moved = True
     return Walk(tuple(clock), tuple(compute), tuple(communication))

@@ -112,9 +112,13 @@ def _one_forward_one_backward(rank: int, ranks: int, microbatches: int) -> list[
 
 
 def with_communication(order: _Order, stages: int, microbatches: int) -> _Order:
-    """The order with gatherings, reductions, sends and receives, placed as torch places them."""
-    rank_of = {leaf.stage_index: rank for rank, row in order.items()
-               for action in row for leaf in action.sub_actions or (action,)}
+    """The order with gatherings, reductions, sends and receives, placed as torch places them.
+
+    Two actions that may overlap run one after the other here, so they stand so: of the pair, torch would send what the
+    first has made after the second only.
+    """
+    order = {rank: [one for action in row for one in action.sub_actions or (action,)] for rank, row in order.items()}
+    rank_of = {action.stage_index: rank for rank, row in order.items() for action in row}
     lowered: _Order = {}
     for rank, row in order.items():
         gathered: list[Any] = list(_add_unshard_reshard(row))

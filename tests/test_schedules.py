@@ -42,6 +42,7 @@ def test_every_schedule_holds(name, ranks, microbatches, per_rank):
         assert tuple(map(str, row)) == texts
     has_parts = any(a.kind == "W" for row in actions_of(one) for a in row)
     assert has_parts <= SCHEDULES[name].splits_backward
+    assert not any(a.parts for row in actions_of(one) for a in row)  # each sends as soon as it has run
 
 
 @given(ranks, microbatches)

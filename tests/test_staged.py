@@ -18,7 +18,7 @@ from fxpar.model_source import load_model_source
 from fxpar.plans.check import plan_problems
 from fxpar.plans.codec import decode, encode
 from fxpar.plans.errors import FxparError, Infeasible, PlanFileError
-from fxpar.plans.schedule import rank_of_stage
+from fxpar.plans.schedule import Schedule, rank_of_stage
 from fxpar.plans.text import canonical_text
 from fxpar.progress import silent
 from fxpar.schedules import SCHEDULES, make_schedule
@@ -168,6 +168,22 @@ def test_every_action_is_walked_and_sends_take_time(name, ranks, send):
     places = rank_of_stage(schedule)
     assert near.compute == tuple(8 * 6 * places.count(r) for r in range(ranks))
     assert far.step_ns >= near.step_ns + (2 * send * (ranks - 1) if ranks > 1 else 0)
+
+
+def test_a_message_leaves_when_both_ranks_have_got_to_it():
+    """Stage 1 asks for microbatch 1 before it runs microbatch 0, or after; sends late or early."""
+    def ends(first, second):
+        return walk_schedule(Schedule("made", 2, 2, (tuple(first.split()), tuple(second.split()))),
+                             costs(2, 3, 2, 1, 1), lambda _: 5).ends
+
+    down = "0F0 0SEND_F0 0F1 0SEND_F1"
+    up = " 1SEND_B0 1SEND_B1"
+    back = " 0RECV_B0 0RECV_B1 0B0 0B1"
+    # microbatch 0 is there at 8, runs to 11; microbatch 1 is there at 11, or leaves at 11 and is there at 16
+    assert ends(down + back, "1RECV_F0 1RECV_F1 1F0 1F1 1B0 1B1" + up) == (31, 20)
+    assert ends(down + back, "1RECV_F0 1F0 1RECV_F1 1F1 1B0 1B1" + up) == (36, 25)
+    # sent after both
+    assert ends("0F0 0F1 0SEND_F0 0SEND_F1" + back, "1RECV_F0 1RECV_F1 1F0 1F1 1B0 1B1" + up)[1] == 23
 
 
 @pytest.mark.slow
