@@ -75,6 +75,18 @@ def replay_pieces_memory(program: Program, parts: Pieces) -> Memory:
     return replace(found, peak=found.peak + earlier, activations=found.activations + earlier)
 
 
+def kept_bytes(program: Program, local: LocalProgram, parts: Pieces) -> int:
+    """Bytes that forward of one microbatch keeps for its backward: not what stays for the step anyway.
+
+    Args:
+        local: the program of the rank, which ``parts`` are the pieces of.
+    """
+    stays = set(parts.hoisted) | {
+        v for v, e in zip(local.inputs, program.inputs, strict=True) if e.kind in ("parameter", "constant", "buffer")
+    }
+    return sum(type_bytes(parts.forward.types[v]) for v in parts.saved if v not in stays)
+
+
 def sum_timelines(parts: Iterable[tuple[Timeline, int]]) -> Timeline:
     """Timelines one after the other, each so many times."""
     step = compute = communication = 0
