@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
 
 from fxpar.constraints import UNCONSTRAINED, Constraints
@@ -41,7 +41,8 @@ class Request:
 @dataclass(frozen=True)
 class Found:
     """One simulated candidate; ``obeys``: it does what the names of the mesh's axes and the constraints ask for;
-    ``counted``: bytes that the memory row of its problem knows of; ``at_peak``: values that live at its peak."""
+    ``counted``: bytes that the memory row of its problem knows of; ``at_peak``: values that live at its peak;
+    ``waited``: of values, what the step waits for (``Replayed.waited``)."""
 
     name: str
     decisions: Decisions
@@ -51,6 +52,7 @@ class Found:
     obeys: bool = True
     counted: int = 0
     at_peak: tuple[int, ...] = ()
+    waited: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     # what the certificate is made from: the problem solved, its price of memory, and how parameters may be stored
     formulation: Formulation | None = None
     multiplier: Fraction = Fraction(0)

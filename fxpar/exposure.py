@@ -10,16 +10,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
 from fxpar.formulate import Formulation
-from fxpar.plans.plan import Decisions
-from fxpar.prices import Prices
-from fxpar.replay_memory import bytes_of
-from fxpar.runtime.local import LocalProgram
-from fxpar.runtime.rewrite.passes import rewrite
-from fxpar.simulate import Watched, replay_time
 from fxpar.solver.problem import FORBIDDEN, IntArray, Problem
 from fxpar.sources import sources
 
@@ -40,51 +35,24 @@ class Exposed:
 
     def damped(self, before: Exposed | None) -> Exposed:
         """Half way from what was taken before (all of it, at first)."""
-        parts = {k: (v + (PARTS if before is None else before.parts.get(k, PARTS)) + 1) // 2
-                 for k, v in self.parts.items()}
-        of_kind = {k: (v + (PARTS if before is None else before.of_kind.get(k, PARTS)) + 1) // 2
-                   for k, v in self.of_kind.items()}
-        return Exposed(parts, of_kind)
+        if before is None:
+            before = Exposed({}, {})
+        return Exposed(_halfway(self.parts, before.parts), _halfway(self.of_kind, before.of_kind))
 
 
-def waited_for(local: LocalProgram, prices: Prices) -> dict[int, tuple[int, int]]:
-    """Per program value (ns that a step waits for its collectives, ns that they take).
-
-    Where compute stands still it waits for whatever is on the link meanwhile, also for what only delays the collective
-    it needs. A bucket's time is shared out by bytes.
-    """
-    watched = Watched([], [])
-    replay_time(local, prices, watched)
-    waits = [0] * len(watched.sent)
-    first = 0
-    for start, end in watched.stalls:
-        while first < len(watched.sent) and watched.sent[first][1] <= start:
-            first += 1
-        for index in range(first, len(watched.sent)):
-            begin, done, _ = watched.sent[index]
-            if begin >= end:
-                break
-            waits[index] += min(done, end) - max(begin, start)
-    waited: Counter[int] = Counter()
-    taken: Counter[int] = Counter()
-    for (begin, done, step), wait in zip(watched.sent, waits, strict=True):
-        sizes = [bytes_of(local.types[v]) for v in step.outputs]
-        whole = max(sum(sizes), 1)
-        for value, size in zip(step.outputs, sizes, strict=True):
-            origin = local.origins[value][0]
-            waited[origin] += wait * size // whole
-            taken[origin] += (done - begin) * size // whole
-    return {value: (waited[value], time) for value, time in taken.items() if value >= 0 and time}
+K = TypeVar("K")
 
 
-def exposed(formulation: Formulation, decisions: Decisions, prices: Prices) -> Exposed:
-    """What the decisions' step waits for."""
-    program = formulation.program
-    local = rewrite(program, decisions, (0,) * len(decisions.mesh.axes), every_pass=False)
-    source = sources(program, formulation.classes)
+def _halfway(parts: Mapping[K, int], before: Mapping[K, int]) -> dict[K, int]:
+    return {key: (part + before.get(key, PARTS) + 1) // 2 for key, part in parts.items()}
+
+
+def exposed(formulation: Formulation, waited_for: Mapping[int, tuple[int, int]]) -> Exposed:
+    """What a step waits for; ``waited_for``: per program value, as its replay found it (``Replayed.waited``)."""
+    source = sources(formulation.program, formulation.classes)
     waited: Counter[Key] = Counter()
     taken: Counter[Key] = Counter()
-    for value, (wait, time) in waited_for(local, prices).items():
+    for value, (wait, time) in waited_for.items():
         key = source[value].owner, source[value].output
         waited[key] += wait
         taken[key] += time

@@ -116,7 +116,7 @@ class Search:
         replayed = replay(request.program, decisions, prices, request.optimizer_bytes)
         prediction = replayed.prediction
         return Found(name, decisions, prediction, certificate, prediction.peak_bytes <= request.budget_bytes,
-                     at_peak=replayed.at_peak)
+                     at_peak=replayed.at_peak, waited=replayed.waited)
 
     def manual(self, mesh: Mesh) -> list[Found]:
         """The hand-made plans on a mesh, each with the recomputation with which it fits (if any makes it fit); they are
@@ -183,40 +183,31 @@ class Search:
         if cost is None:
             return plan
         begun = replace(plan, decisions=first.decisions, prediction=first.prediction, fits=first.fits,
-                        at_peak=first.at_peak, certificate=_held_against(cost, plan.certificate))
+                        at_peak=first.at_peak, waited=first.waited,
+                        certificate=_held_against(cost, plan.certificate))
         found = self._overlapping(begun)
         return plan if found is begun else found
 
     def _overlapping(self, best: Found) -> Found:
         """The fastest of a plan and those that the solver finds when collectives cost what the step waits for, as far
         as the last plan's replay shows (see ``fxpar.exposure``)."""
-        request, formulation, prediction = self.request, best.formulation, best.prediction
+        formulation = best.formulation
         if formulation is None or formulation.program.time is not None:
             return best
-        hidden = prediction.communication_ns - prediction.exposed_ns
-        if min(hidden, prediction.exposed_ns) <= request.gap * prediction.step_ns:
-            return best  # all is as it was priced, or nothing is left to gain
+        if self._hidden(best) <= self.request.gap * best.prediction.step_ns:
+            return best  # all is as it was priced
         if sum(v.states for v in formulation.problem.variables) > MOST_STATES:
             return best
-        prices, last, losses = request.prices(formulation.mesh), best, 0
+        last, losses = best, 0
         shown: Exposed | None = None
         for _ in range(OVERLAP_ROUNDS):
-            with request.progress(f"{best.name} on {formulation.mesh}, pricing what the step waits for"):
-                shown = exposed(formulation, last.decisions, prices).damped(shown)
-                candidates = [a for f in (best, last) if (a := formulation.assignment(f.decisions)) is not None]
-                solution = solve(repriced(formulation, shown), gap=request.gap, candidates=candidates, effort=5)
-                if solution.assignment is None:
-                    break
-                decisions = formulation.decisions(solution.assignment)
-                if decisions == last.decisions:
-                    break
-                cost = cost_of(formulation, decisions)
-                if cost is None:
-                    break
-                last = self.found(best.name, decisions, _held_against(cost, best.certificate))
-                last = replace(last, formulation=formulation, multiplier=best.multiplier,
-                               parameters_cut=best.parameters_cut,
-                               counted=formulation.problem.memory(solution.assignment) * formulation.unit)
+            if last.prediction.exposed_ns <= self.request.gap * last.prediction.step_ns:
+                break  # nothing is left to gain
+            shown = exposed(formulation, last.waited).damped(shown)
+            found = self._repriced(best, last, formulation, shown)
+            if found is None:
+                break
+            last = found
             if rank(last) < rank(best):
                 best = last
             else:
@@ -224,6 +215,27 @@ class Search:
                 if losses == 2:
                     break
         return best
+
+    @staticmethod
+    def _hidden(found: Found) -> int:
+        return found.prediction.communication_ns - found.prediction.exposed_ns
+
+    def _repriced(self, best: Found, last: Found, formulation: Formulation, shown: Exposed) -> Found | None:
+        """What the solver finds when collectives cost what is ``shown``; None where that is the last plan again."""
+        request = self.request
+        with request.progress(f"{best.name} on {formulation.mesh}, pricing what the step waits for"):
+            candidates = [a for f in (best, last) if (a := formulation.assignment(f.decisions)) is not None]
+            solution = solve(repriced(formulation, shown), gap=request.gap, candidates=candidates, effort=5)
+            if solution.assignment is None:
+                return None
+            decisions = formulation.decisions(solution.assignment)
+            cost = cost_of(formulation, decisions)
+            if decisions == last.decisions or cost is None:
+                return None
+            found = self.found(best.name, decisions, _held_against(cost, best.certificate))
+            return replace(found, formulation=formulation, multiplier=best.multiplier,
+                           parameters_cut=best.parameters_cut,
+                           counted=formulation.problem.memory(solution.assignment) * formulation.unit)
 
     def _fitting(
         self, name: str, mesh: Mesh, roles: tuple[str, ...], sharded: bool | None,

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from fxpar.cost.compute import Work, compute_ns
@@ -20,23 +20,28 @@ from fxpar.plans.plan import CollectiveTotal, Decisions, Prediction
 from fxpar.plans.program import Arg, Program, Ref
 from fxpar.prices import Prices
 from fxpar.replay_memory import bytes_of, gradient_positions, replay_memory, shape_of
-from fxpar.replay_microbatches import replay_pieces_memory, sum_timelines
+from fxpar.replay_microbatches import kept_bytes, replay_pieces_memory, sum_timelines
 from fxpar.rules.factor_rule import argument_names
 from fxpar.runtime.local import AddStep, CollectiveStep, LocalProgram, LocalStep, OpStep
 from fxpar.runtime.rewrite.localise import localise
 from fxpar.runtime.rewrite.microbatches import split_pieces
 from fxpar.runtime.rewrite.passes import rewrite
 from fxpar.timeline import Timeline
+from fxpar.waits import Watched, waited_for
 
 OptimizerBytes = Callable[[str, str], int]
 
 
 @dataclass(frozen=True)
 class Replayed:
-    """A prediction, and the program values that are live at the peak (see ``Memory.at_peak``)."""
+    """A prediction, the program values that are live at the peak (see ``Memory.at_peak``), of a program that repeats
+    in time the bytes that forward keeps for backward, and of one that does not what the step waits for (see
+    :func:`fxpar.waits.waited_for`)."""
 
     prediction: Prediction
     at_peak: tuple[int, ...]
+    kept: int = 0
+    waited: Mapping[int, tuple[int, int]] = field(default_factory=dict)
 
 
 def simulate(program: Program, decisions: Decisions, prices: Prices, optimizer_bytes: OptimizerBytes) -> Prediction:
@@ -45,11 +50,14 @@ def simulate(program: Program, decisions: Decisions, prices: Prices, optimizer_b
 
 
 def replay(program: Program, decisions: Decisions, prices: Prices, optimizer_bytes: OptimizerBytes) -> Replayed:
-    """:func:`simulate`, and what is live at the peak."""
-    corner = (0,) * len(decisions.mesh.axes)
+    """:func:`simulate`, what is live at the peak, and what the step waits for."""
+    waited: dict[int, tuple[int, int]] = {}
+    corner, kept = (0,) * len(decisions.mesh.axes), 0
     if program.time is None:
         local = rewrite(program, decisions, corner, every_pass=False)
-        timeline = replay_time(local, prices)
+        watched = Watched([], [])
+        timeline = replay_time(local, prices, watched)
+        waited = waited_for(local, watched)
         static = replay_static(program, local, optimizer_bytes)
         memory = replay_memory(local, gradient_positions(program))
     else:
@@ -59,6 +67,7 @@ def replay(program: Program, decisions: Decisions, prices: Prices, optimizer_byt
         timeline = sum_timelines((replay_time(p, prices), n) for p, n in zip(parts.programs, often, strict=True))
         static = replay_static(program, whole, optimizer_bytes, parts.epilogue)
         memory = replay_pieces_memory(program, parts)
+        kept = kept_bytes(program, whole, parts)
     prediction = Prediction(
         step_ns=timeline.step_ns,
         compute_ns=timeline.compute_ns,
@@ -71,16 +80,7 @@ def replay(program: Program, decisions: Decisions, prices: Prices, optimizer_byt
         activation_bytes=memory.activations,
         collectives=timeline.totals,
     )
-    return Replayed(prediction, memory.at_peak)
-
-
-@dataclass(frozen=True)
-class Watched:
-    """What a replay writes down, in order of time: (begin, end, step) of every collective, and (begin, end) wherever
-    compute waited; ns."""
-
-    sent: list[tuple[int, int, CollectiveStep]]
-    stalls: list[tuple[int, int]]
+    return Replayed(prediction, memory.at_peak, kept, waited)
 
 
 def replay_time(local: LocalProgram, prices: Prices, watched: Watched | None = None) -> Timeline:

@@ -5,14 +5,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fxpar.cost.cluster import parse_cluster
-from fxpar.exposure import PARTS, Exposed, exposed, repriced, waited_for
+from fxpar.exposure import PARTS, Exposed, exposed, repriced
 from fxpar.formulate import formulate
 from fxpar.plans.mesh import parse_mesh
 from fxpar.prices import Prices
 from fxpar.random_plan import random_decisions
 from fxpar.runtime.rewrite.passes import rewrite
-from fxpar.simulate import replay_time
+from fxpar.simulate import replay, replay_time
 from fxpar.solver.problem import FORBIDDEN
+from fxpar.waits import Watched, waited_for
 from tests.runtime.small_programs import two_layers
 
 MESH = parse_mesh("2x2")
@@ -29,8 +30,9 @@ def test_all_that_a_step_waits_for_is_shared_out(seed, cluster):
     priced = prices(cluster)
     decisions = random_decisions(PROGRAM, MESH, seed)
     local = rewrite(PROGRAM, decisions, (0, 0), every_pass=False)
-    found = waited_for(local, priced)
-    timeline = replay_time(local, priced)
+    watched = Watched([], [])
+    timeline = replay_time(local, priced, watched)
+    found = waited_for(local, watched)
     assert all(0 <= wait <= taken for wait, taken in found.values())
     # what has no origin in the program (the inner steps of expansions) and what sharing rounds down is not in it
     assert sum(wait for wait, _ in found.values()) <= timeline.exposed_ns
@@ -70,5 +72,6 @@ def test_prices_move_half_way(rounds):
 def test_what_a_plan_shows_is_a_fraction_of_every_value_it_moves(seed):
     priced = prices("2x2:l40s")
     formulation = formulate(PROGRAM, MESH, priced, budget_bytes=None, optimizer_bytes=lambda d, n: 8)
-    shown = exposed(formulation, random_decisions(PROGRAM, MESH, seed), priced)
+    replayed = replay(PROGRAM, random_decisions(PROGRAM, MESH, seed), priced, lambda d, n: 8)
+    shown = exposed(formulation, replayed.waited)
     assert all(0 <= parts <= PARTS for parts in (*shown.parts.values(), *shown.of_kind.values()))
