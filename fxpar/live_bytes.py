@@ -51,6 +51,8 @@ class LiveBytes(TorchDispatchMode):
         return result
 
     def _track(self, tensor: torch.Tensor) -> None:
+        if tensor.device.type == "meta":
+            return  # another stage's parameter
         storage = tensor.untyped_storage()
         key, size = storage.data_ptr(), storage.nbytes()
         if not size or key in self._outside:

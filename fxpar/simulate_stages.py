@@ -2,15 +2,15 @@
 
 Time: a rank runs its actions in order; what another rank sends has to have come. A message leaves when both ranks have
 got to it, takes its link's time and nothing of the ranks'. Memory: a rank holds its stages' parameters, gradients and
-optimizer state, what forward keeps of every microbatch in flight, and the most that one microbatch of a stage needs
-beside that. Messages under way are not counted.
+optimizer state, what forward keeps of every microbatch in flight, messages under way, and the most that one microbatch
+of a stage needs beside that.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fxpar.cost.cluster import Cluster
 from fxpar.plans.layout import local_shape
@@ -46,7 +46,8 @@ class StagePrices(Prices):
 @dataclass(frozen=True)
 class StageCost:
     """One stage on one rank: times of its pieces; bytes of what stays, of what a microbatch keeps, and of all that one
-    microbatch needs; bytes that go to the next stage and to the one before."""
+    microbatch needs; bytes that go to the next stage and to the one before; the stored bytes of each parameter that it
+    reads, by position among the whole program's inputs."""
 
     prologue: Timeline
     forward: Timeline
@@ -59,6 +60,7 @@ class StageCost:
     peak: int
     sent: int
     returned: int
+    stored: tuple[tuple[int, int], ...] = ()
 
     def timeline(self, kind: str) -> Timeline | None:
         """What an action runs."""
@@ -98,18 +100,15 @@ def simulate_stages(
         pipeline.schedule, costs, lambda size: whole.collective_ns("send", pipeline.axis, size)
     )
     totals = _totals(decisions, costs, whole)
-    ranks = [[s for s, place in enumerate(rank_of_stage(pipeline.schedule)) if place == rank]
-             for rank in range(len(pipeline.schedule.ranks))]
-    peaks = [_peak(decisions, costs, rank) for rank in range(len(ranks))]
-    fullest = max(range(len(ranks)), key=peaks.__getitem__)
-    statics = [costs[s].static for s in ranks[fullest]]
-    stays = sum(s.parameters + s.gradients + s.optimizer for s in statics)
-    busiest = max(range(len(ranks)), key=walk.compute.__getitem__)
+    peaks = rank_peaks(pipeline.schedule, costs)
+    fullest = max(range(len(peaks)), key=peaks.__getitem__)
+    static = _static(pipeline.schedule, costs, fullest)
+    busiest = max(range(len(peaks)), key=walk.compute.__getitem__)
     return Prediction(
         step_ns=walk.step_ns, compute_ns=walk.compute[busiest], communication_ns=walk.communication[busiest],
         exposed_ns=walk.step_ns - walk.compute[busiest], peak_bytes=peaks[fullest],
-        parameter_bytes=sum(s.parameters for s in statics), gradient_bytes=sum(s.gradients for s in statics),
-        optimizer_bytes=sum(s.optimizer for s in statics), activation_bytes=peaks[fullest] - stays, collectives=totals,
+        parameter_bytes=static.parameters, gradient_bytes=static.gradients, optimizer_bytes=static.optimizer,
+        activation_bytes=peaks[fullest] - static.parameters - static.gradients - static.optimizer, collectives=totals,
     ), walk
 
 
@@ -138,8 +137,15 @@ def _stage_cost(parts: StagePieces, prices: Prices, optimizer_bytes: OptimizerBy
     pieces, program = parts.pieces, parts.stage.program
     whole = localise(program, parts.decisions, (0,) * len(parts.decisions.mesh.axes))
     static = replay_static(program, whole, optimizer_bytes, pieces.epilogue)
-    memory = replay_pieces_memory(program, pieces)
-    kept = kept_bytes(program, whole, pieces)
+    # what it only hands on is not its own to keep
+    gradients = tuple(n for n, p in enumerate(parts.results) if program.outputs[p].kind == "gradient")
+    memory = replay_pieces_memory(program, replace(pieces, epilogue=parts.epilogue), gradients)
+    batch = frozenset(n for n, i in enumerate(parts.stage.inputs) if i >= 0 and program.inputs[n].kind == "input")
+    kept = kept_bytes(program, whole, pieces, batch)
+    stored = tuple(
+        (i, type_bytes(whole.types[v]))
+        for i, v, e in zip(parts.stage.inputs, whole.inputs, program.inputs, strict=True) if e.kind == "parameter"
+    )
 
     def time(local: LocalProgram) -> Timeline:
         return replay_time(local, prices)
@@ -156,7 +162,7 @@ def _stage_cost(parts: StagePieces, prices: Prices, optimizer_bytes: OptimizerBy
         time(pieces.prologue), time(pieces.forward), time(parts.backward), time(parts.backward_inputs),
         time(parts.backward_weights), time(parts.epilogue), static, kept,
         max(memory.peak - static.parameters - static.gradients, kept),
-        handed(parts.stage.sent), handed(parts.stage.gradients_sent),
+        handed(parts.stage.sent), handed(parts.stage.gradients_sent), stored,
     )
 
 
@@ -225,22 +231,65 @@ def walk_actions(
     return Walk(tuple(clock), tuple(compute), tuple(communication))
 
 
-def _peak(decisions: Decisions, costs: tuple[StageCost, ...], rank: int) -> int:
-    """Most bytes that a rank of the pipeline holds."""
-    pipeline = decisions.pipeline
-    assert pipeline is not None
-    mine = {s for s, place in enumerate(rank_of_stage(pipeline.schedule)) if place == rank}
-    stays = sum(costs[s].static.parameters + costs[s].static.gradients + costs[s].static.optimizer for s in mine)
+def rank_peaks(schedule: Schedule, costs: Sequence[StageCost]) -> tuple[int, ...]:
+    """Per rank of the pipeline the most bytes that it holds."""
+    found = []
+    for rank in range(len(schedule.ranks)):
+        static = _static(schedule, costs, rank)
+        found.append(static.parameters + static.gradients + static.optimizer + _most_held(schedule, costs, rank))
+    return tuple(found)
+
+
+def _static(schedule: Schedule, costs: Sequence[StageCost], rank: int) -> Static:
+    """What a rank's stages store; a parameter that several of them read is stored once."""
+    mine = [costs[s] for s, place in enumerate(rank_of_stage(schedule)) if place == rank]
+    stored = dict(pair for cost in mine for pair in cost.stored)
+    twice = sum(size for cost in mine for _, size in cost.stored) - sum(stored.values())
+    return Static(
+        sum(c.static.parameters for c in mine) - twice, sum(c.static.gradients for c in mine),
+        sum(c.static.optimizer for c in mine),
+    )
+
+
+def _most_held(schedule: Schedule, costs: Sequence[StageCost], rank: int) -> int:
+    """Most bytes of a rank beside what its stages store."""
+    places = rank_of_stage(schedule)
     held = most = 0
-    for a in leaves_of(pipeline.schedule)[rank]:
+    asked: dict[tuple[int, str, int], int] = {}  # what comes: how much had been sent to its rank when it was asked for
+    going: dict[int, list[int]] = {}  # per rank what is under way to it, and what has been and is known to have arrived
+
+    def handed(a: Action, step: int) -> int:
+        """Bytes that ``a`` reads of the stage ``step`` further."""
+        if not 0 <= a.stage + step < len(places):
+            return 0
+        return costs[a.stage + step].sent if step < 0 else costs[a.stage + step].returned
+
+    for a in leaves_of(schedule)[rank]:
         cost = costs[a.stage]
+        if a.kind in SENDS:
+            peer = places[a.stage + (1 if a.kind == "SEND_F" else -1)]
+            size = cost.sent if a.kind == "SEND_F" else cost.returned
+            going.setdefault(peer, []).append(size)
+            held += size
+        elif a.kind in SENDS.values():
+            step = -1 if a.kind == "RECV_F" else 1
+            asked[a.stage, a.kind[-1], a.microbatch] = len(going.get(places[a.stage + step], ()))
+            held += handed(a, step)
+        elif a.kind in ("F", "B", "I"):
+            step = -1 if a.kind == "F" else 1
+            before = asked.get((a.stage, "F" if a.kind == "F" else "B", a.microbatch))
+            if before is not None:
+                # it is the action's own now; and what was sent there before it was asked for has arrived
+                there = going.get(places[a.stage + step], [])
+                held -= handed(a, step) + sum(there[:before])
+                there[:before] = [0] * before
         if a.kind == "F":
             held += cost.kept
+        if a.kind in COMPUTE:
             most = max(most, held - cost.kept + cost.peak)
-        elif a.kind in ("B", "W"):
-            most = max(most, held - cost.kept + cost.peak)
+        if a.kind in ("B", "W"):
             held -= cost.kept
-    return stays + most
+    return most
 
 
 def _totals(decisions: Decisions, costs: tuple[StageCost, ...], whole: Prices) -> tuple[CollectiveTotal, ...]:

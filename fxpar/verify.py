@@ -89,10 +89,6 @@ def verify_plan(
             f"live bytes cannot be compared with --ranks {ranks} --dtype {dtype}",
             way_out="--memory needs --ranks gloo --dtype f32, which is what the prediction is for",
         )
-    staged = plan.decisions.pipeline is not None
-    if staged and memory:
-        raise UnsupportedError("live bytes of plans with stages are not compared", where="--memory",
-                               way_out="leave --memory out")
     with progress("building the model"):
         check_model(plan, built(source, torch.float32))
         check_ops(plan.program)

@@ -144,12 +144,16 @@ class StageBody:
 
     def forward(self, microbatch: int, received: Tensors) -> Tensors:
         """Run forward; ``received`` are the stage's received values. Returns what the next stage receives."""
-        row: dict[int, torch.Tensor] = {}
         given = dict(zip(self.stage.received, received, strict=True))
-        for value, position in self.entering.items():
-            row[value] = given[position] if position in given else self.input(position, microbatch)
-        values = [row[v] if v in row else self.shared(v) for v in self.pieces.forward.inputs]
-        results = self.forward_code(values)
+        del received
+
+        def value(v: int) -> torch.Tensor:
+            if v not in self.entering:
+                return self.shared(v)
+            position = self.entering[v]
+            return given.pop(position) if position in given else self.input(position, microbatch)
+
+        results = self.forward_code([value(v) for v in self.pieces.forward.inputs])
         early = {j.value: t for j, t in zip(self.pieces.early, results, strict=False)}
         kept = dict(zip(self.pieces.saved, results[len(self.pieces.early) :], strict=True))
         self.saved[microbatch] = {v: kept[v] for v in self.own}
@@ -176,7 +180,8 @@ class StageBody:
         """Run the whole backward; ``received`` are gradients from the next stage."""
         program, code = self.backward_code
         known = self.known(microbatch, received, tangent)
-        results = code([self.value(v, known, microbatch) for v in program.inputs])
+        del received
+        results = code(self.row(program, known, microbatch, frozenset()))
         self.collect(microbatch, results[len(self.parts.returned) :])
         return results[: len(self.parts.returned)]
 
@@ -184,17 +189,27 @@ class StageBody:
         """Run the part of backward that makes gradients for the stage before."""
         program, code = self.inputs_code
         known = self.known(microbatch, received, tangent)
-        results = code([self.value(v, known, microbatch) for v in program.inputs])
+        del received
+        results = code(self.row(program, known, microbatch, frozenset(self.weights_code[0].inputs)))
         known.update(zip(self.parts.between, results[len(self.parts.returned) :], strict=True))
-        later = self.weights_code[0].inputs
-        self.halfway[microbatch] = {v: known[v] for v in later if v in known}
+        self.halfway[microbatch] = known
         return results[: len(self.parts.returned)]
 
     def backward_weights(self, microbatch: int) -> None:
         """Run the rest."""
         program, code = self.weights_code
         known = self.halfway.pop(microbatch)
-        self.collect(microbatch, code([self.value(v, known, microbatch) for v in program.inputs]))
+        self.collect(microbatch, code(self.row(program, known, microbatch, frozenset())))
+
+    def row(
+        self, program: LocalProgram, known: dict[int, torch.Tensor], microbatch: int, later: frozenset[int]
+    ) -> list[torch.Tensor]:
+        """What a part of a microbatch's backward takes; of what is ``known``, only what is read ``later`` is left, so
+        that the rest goes as soon as it has been used."""
+        row = [self.value(v, known, microbatch) for v in program.inputs]
+        for value in known.keys() - later:
+            del known[value]
+        return row
 
     def known(
         self, microbatch: int, received: Tensors, tangent: Callable[[], torch.Tensor]
