@@ -77,8 +77,8 @@ def replay_memory(local: LocalProgram, gradients: tuple[int, ...], stays: Stays 
 class _Replay:
     """Bytes of one rank, allocated and freed as the generated code does (``fxpar.runtime.execute``); used once.
 
-    A collective is issued where it stands and finished right before its first result is read, or where its half of
-    the program ends.
+    A collective is issued where it stands and finished right before its first result is read or waited for, or where
+    its half of the program ends.
     """
 
     def __init__(
@@ -247,7 +247,7 @@ class Places:
                         self.root[step.output] = self.root[step.value]
                 elif step.kind == "slice" and step.outer == 1 and self.in_order(step.value):
                     self.root[step.output] = self.root[step.value]  # a chunk of the outer dim is a view
-            else:
+            elif isinstance(step, CollectiveStep):
                 buffers = collective_buffers(
                     step, local, [self.in_order(v) for v in step.values],
                     lambda value, shape: _copied(self.lies(value), shape),

@@ -14,7 +14,16 @@ from dataclasses import replace
 from fxpar.plans.plan import CollectiveTotal
 from fxpar.plans.program import Arg, Program, Ref, map_refs
 from fxpar.replay_memory import Memory, Stays, gradient_positions, replay_memory, storage_roots
-from fxpar.runtime.local import AddStep, AnyStep, CollectiveStep, LocalProgram, LocalStep, OpStep, type_bytes
+from fxpar.runtime.local import (
+    AddStep,
+    AnyStep,
+    CollectiveStep,
+    LocalProgram,
+    LocalStep,
+    OpStep,
+    WaitStep,
+    type_bytes,
+)
 from fxpar.runtime.rewrite.microbatches import Joined, Pieces
 from fxpar.timeline import Timeline
 
@@ -53,7 +62,7 @@ def _renamed(step: AnyStep, names: dict[int, int]) -> AnyStep:
     def new(values: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(names.get(v, v) for v in values)
 
-    if isinstance(step, CollectiveStep):
+    if isinstance(step, CollectiveStep | WaitStep):
         return replace(step, values=new(step.values))
     if isinstance(step, LocalStep):
         return replace(step, value=names.get(step.value, step.value))

@@ -2,7 +2,8 @@
 
 The program replayed IS the one that runs (``fxpar.runtime.rewrite``), on the rank at coordinate 0 of every axis, which
 holds the largest shards. Time: one compute stream in program order and one communication stream; a collective starts
-when its operand is ready and the stream is free, and a step waits for the collectives it reads. Memory: see
+when its operand is ready and the stream is free, and a step waits for the collectives it reads (some steps do nothing
+else: they bound what gradient reductions hold, see ``fxpar.runtime.rewrite.in_flight``). Memory: see
 ``replay_memory``.
 """
 
@@ -22,7 +23,7 @@ from fxpar.prices import Prices
 from fxpar.replay_memory import bytes_of, gradient_positions, replay_memory, shape_of
 from fxpar.replay_microbatches import kept_bytes, replay_pieces_memory, sum_timelines
 from fxpar.rules.factor_rule import argument_names
-from fxpar.runtime.local import AddStep, CollectiveStep, LocalProgram, LocalStep, OpStep
+from fxpar.runtime.local import AddStep, CollectiveStep, LocalProgram, LocalStep, OpStep, WaitStep
 from fxpar.runtime.rewrite.localise import localise
 from fxpar.runtime.rewrite.microbatches import split_pieces
 from fxpar.runtime.rewrite.passes import rewrite
@@ -124,8 +125,10 @@ def replay_time(local: LocalProgram, prices: Prices, watched: Watched | None = N
     return Timeline(end, busy, communication, totals)
 
 
-def local_step_ns(step: OpStep | LocalStep | AddStep, local: LocalProgram, prices: Prices) -> int:
+def local_step_ns(step: OpStep | LocalStep | AddStep | WaitStep, local: LocalProgram, prices: Prices) -> int:
     """Time of a step without communication."""
+    if isinstance(step, WaitStep):
+        return 0
     if isinstance(step, LocalStep):
         kept = local.types[step.output]
         return compute_ns(prices.cluster.device, Work("memory", 0, 2 * bytes_of(kept), kept.dtype))

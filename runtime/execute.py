@@ -1,9 +1,9 @@
 """LocalProgram -> FX graph modules that run one rank's forward and backward.
 
 Generated identifiers only (``v0``, ``v1`` ...): nothing of a plan file becomes source text except numbers and the
-quoted string arguments of ops. Collectives start where the program has them and finish right before their first use,
-so whatever stands between the two overlaps. Both functions take ONE list of tensors and empty it: an activation is
-freed as soon as backward has used it.
+quoted string arguments of ops. Collectives start where the program has them and finish right before their first use (an
+op that reads a result, or a step that only waits), so whatever stands between the two overlaps. Both functions take ONE
+list of tensors and empty it: an activation is freed as soon as backward has used it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fxpar.plans.program import Program
 from fxpar.runtime import collectives as comm
 from fxpar.runtime.groups import MeshGroups
 from fxpar.runtime.interpret import operator_of
-from fxpar.runtime.local import AddStep, CollectiveStep, Cut, Halo, LocalProgram, LocalStep, OpStep, Swap
+from fxpar.runtime.local import AddStep, CollectiveStep, Cut, Halo, LocalProgram, LocalStep, OpStep, Swap, WaitStep
 from fxpar.runtime.op_call import call_arguments
 from fxpar.runtime.rewrite.partition import Halves, partition
 
@@ -83,6 +83,9 @@ class _Writer:
             elif isinstance(step, AddStep):
                 total = self.value(step.total)
                 self.known[step.output] = self.call(comm.add_in_place, total, self.value(step.value))
+            elif isinstance(step, WaitStep):
+                for value in step.values:
+                    self.value(value)
             else:
                 self.collective(step)
         self.graph.output(tuple(self.value(v) for v in self.local.outputs))

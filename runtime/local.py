@@ -167,7 +167,23 @@ class AddStep:
         return (self.output,)
 
 
-AnyStep: TypeAlias = OpStep | CollectiveStep | LocalStep | AddStep
+@dataclass(frozen=True)
+class WaitStep:
+    """Here the collective that makes ``values`` (all its results) is finished, read or not: its operands go."""
+
+    values: tuple[int, ...]
+    phase: Phase
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        return self.values
+
+    @property
+    def writes(self) -> tuple[int, ...]:
+        return ()
+
+
+AnyStep: TypeAlias = OpStep | CollectiveStep | LocalStep | AddStep | WaitStep
 
 
 @dataclass(frozen=True)

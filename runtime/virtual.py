@@ -27,6 +27,7 @@ from fxpar.runtime.local import (
     LocalStep,
     OpStep,
     Swap,
+    WaitStep,
     last_uses,
     torch_dtype,
 )
@@ -276,7 +277,7 @@ def _run_step(index: int, programs: Sequence[LocalProgram], state: dict[int, Row
     elif isinstance(step, AddStep):
         totals = state[step.total]
         state[step.output] = [t.add_(v) for t, v in zip(totals, state[step.value], strict=True)]
-    else:
+    elif not isinstance(step, WaitStep):  # in lockstep a collective is done where it stands
         found: dict[int, list[torch.Tensor]] = {}
         for group in mesh.groups((step.axis,)):
             own = [s for rank in group if isinstance(s := steps[rank], CollectiveStep)]

@@ -61,7 +61,7 @@ def bucket_reductions(local: LocalProgram, limit: int = BUCKET_BYTES) -> LocalPr
 
     A bucket goes out when it is full, or at the end: what is ready early travels while backward still computes.
     """
-    free = _free_reductions(local)
+    free = free_reductions(local)
     depth: dict[int, int] = {}
     pending: dict[_Key, list[CollectiveStep]] = {}
     waiting: dict[int, list[CollectiveStep]] = {}  # by the result of a bucket that is not sent yet
@@ -98,7 +98,7 @@ def bucket_reductions(local: LocalProgram, limit: int = BUCKET_BYTES) -> LocalPr
     return replace(local, steps=tuple(steps))
 
 
-def _free_reductions(local: LocalProgram) -> set[int]:
+def free_reductions(local: LocalProgram) -> set[int]:
     """Identities of the reductions whose results only outputs or other free reductions read."""
     readers: dict[int, list[AnyStep]] = {}
     for step in local.steps:
@@ -107,6 +107,6 @@ def _free_reductions(local: LocalProgram) -> set[int]:
     free: set[int] = set()
     for step in reversed(local.steps):
         if isinstance(step, CollectiveStep) and step.kind in ("all_reduce", "reduce_scatter"):
-            if all(id(reader) in free for reader in readers.get(step.outputs[0], ())):
+            if all(id(reader) in free for v in step.outputs for reader in readers.get(v, ())):
                 free.add(id(step))
     return free

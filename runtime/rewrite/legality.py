@@ -22,6 +22,7 @@ from fxpar.runtime.local import (
     LocalStep,
     OpStep,
     Swap,
+    WaitStep,
     collectives,
 )
 
@@ -34,13 +35,15 @@ def check(local: LocalProgram) -> LocalProgram:
     """``local`` itself when it is legal.
 
     Checked: every value is defined once and before it is read, no forward step reads what backward defines, args name
-    only the step's operands, and the shapes before and after every collective and local step fit its geometry.
+    only the step's operands, waits name all results of a collective, and the shapes before and after every collective
+    and local step fit its geometry.
 
     Raises:
         IllegalProgram: with all violations.
     """
     found: list[str] = []
     defined: dict[int, str] = {v: "forward" for v in local.inputs}
+    issued: set[tuple[int, ...]] = set()
     for index, step in enumerate(local.steps):
         for value in step.reads:
             if value not in defined:
@@ -54,12 +57,17 @@ def check(local: LocalProgram) -> LocalProgram:
         elif isinstance(step, AddStep):
             if len({local.types[v] for v in (*step.reads, *step.writes)}) > 1:
                 found.append(f"step {index} adds a value to a total of another type")
+        elif isinstance(step, WaitStep):
+            if step.values not in issued:
+                found.append(f"step {index} waits for values {step.values}, which no collective makes together")
         else:
             found += [f"step {index} ({step.kind}): {text}" for text in _shapes(step, local)]
         for value in step.writes:
             if value in defined:
                 found.append(f"step {index} defines value {value} again")
             defined[value] = step.phase
+        if isinstance(step, CollectiveStep):
+            issued.add(step.outputs)
     undefined = [v for v in local.outputs if v not in defined]
     found += [f"value {v} leaves, but no step defines it" for v in undefined]
     if found:
@@ -133,6 +141,8 @@ def structure(local: LocalProgram) -> tuple[tuple[object, ...], ...]:
             return (step.kind, step.axis, step.phase, step.value, step.output)
         if isinstance(step, AddStep):
             return ("add", step.phase, step.total, step.value, step.output)
+        if isinstance(step, WaitStep):
+            return ("wait", step.phase, step.values)
         return (step.kind, step.axis, step.reduce, step.values, step.outputs, step.elements, step.dtype, step.phase)
 
     return tuple(row(step) for step in local.steps)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from fxpar.plans.errors import PlanFileError
 from fxpar.plans.plan import Decisions
 from fxpar.plans.program import Join, Microbatches, Program
-from fxpar.runtime.local import AddStep, AnyStep, CollectiveStep, LocalProgram, OpStep
+from fxpar.runtime.local import AddStep, AnyStep, CollectiveStep, LocalProgram, OpStep, WaitStep
 from fxpar.runtime.rewrite.legality import check, collective_signature, structure
 from fxpar.runtime.rewrite.localise import localise
 from fxpar.runtime.rewrite.passes import PASSES
@@ -252,10 +252,10 @@ def _halves(
 def _with_additions(
     steps: tuple[AnyStep, ...], entering: dict[int, int], leaving: dict[int, int]
 ) -> tuple[AnyStep, ...]:
-    """``steps`` with every total added to: right where an op made the summand, at the end where a collective did (who
-    reads its result waits for it)."""
+    """``steps`` with every total added to: right where an op made the summand; where a collective did, after the wait
+    for it or at the end (who reads its result waits for it)."""
     found: list[AnyStep] = []
-    waiting: list[AnyStep] = []
+    waiting: dict[int, AnyStep] = {}
     left = dict(entering)
 
     def addition(value: int) -> AnyStep:
@@ -264,10 +264,14 @@ def _with_additions(
     for step in steps:
         found.append(step)
         for value in step.writes:
-            if value in left:
-                (waiting if isinstance(step, CollectiveStep) else found).append(addition(value))
+            if value in left and isinstance(step, CollectiveStep):
+                waiting[value] = addition(value)
+            elif value in left:
+                found.append(addition(value))
+        if isinstance(step, WaitStep):
+            found += [waiting.pop(v) for v in step.values if v in waiting]
     # a tangent may itself be a gradient
-    return (*found, *waiting, *(addition(v) for v in tuple(left)))
+    return (*found, *waiting.values(), *(addition(v) for v in tuple(left)))
 
 
 def signature(parts: Pieces) -> str:

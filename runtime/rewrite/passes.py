@@ -9,12 +9,13 @@ from fxpar.plans.program import Program
 from fxpar.runtime.local import LocalProgram
 from fxpar.runtime.rewrite.bucket import bucket_gathers, bucket_reductions
 from fxpar.runtime.rewrite.dead import remove_dead_steps
+from fxpar.runtime.rewrite.in_flight import bound_reductions
 from fxpar.runtime.rewrite.legality import check
 from fxpar.runtime.rewrite.localise import localise
 from fxpar.runtime.rewrite.prefetch import prefetch_gathers
 
 PASSES: tuple[Callable[[LocalProgram], LocalProgram], ...] = (
-    remove_dead_steps, bucket_gathers, bucket_reductions, prefetch_gathers,
+    remove_dead_steps, bucket_gathers, bucket_reductions, prefetch_gathers, bound_reductions,
 )
 
 

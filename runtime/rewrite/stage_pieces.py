@@ -21,7 +21,7 @@ from fxpar.plans.plan import Decisions
 from fxpar.plans.program import Program
 from fxpar.plans.stages import Stage, Stages, cut_stages, stage_at
 from fxpar.rules.choices import choice_by_names, sites_of
-from fxpar.runtime.local import LocalProgram
+from fxpar.runtime.local import LocalProgram, WaitStep
 from fxpar.runtime.rewrite.legality import check
 from fxpar.runtime.rewrite.microbatches import Pieces, pieces
 
@@ -166,7 +166,8 @@ def split_backward(
     """
     wanted, first_steps, second_steps = set(returned), [], []
     for step in reversed(backward.steps):
-        if wanted.isdisjoint(step.writes):
+        # a wait goes with the collective whose results it names
+        if wanted.isdisjoint(step.values if isinstance(step, WaitStep) else step.writes):
             second_steps.append(step)
         else:
             first_steps.append(step)
