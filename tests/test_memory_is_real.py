@@ -1,20 +1,27 @@
 """The memory that a plan says it needs is what ranks really hold, optimizer state included."""
 
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from fxpar.compile import capture_program, compile_model
 from fxpar.model_source import ModelSource, load_model_source
 from fxpar.plans.plan import Plan
 from fxpar.progress import silent
 from fxpar.reference import built
+from fxpar.runtime.model import load
 from fxpar.step_values import input_values
 from fxpar.verify import MEMORY_TOLERANCE, verify_plan
+from fxpar.verify_worker import peak_of_step
+from tests.compiled import mlp_source
+from tests.tight_bound import tight_bound
 from tests.virtual_memory import virtual_peaks
+from tools.forked_ranks import forked_ranks
 
 torch.set_num_threads(1)
 FOLDER = Path(__file__).parent / "memory_models"
@@ -90,6 +97,48 @@ def virtual_check(pair: Pair) -> None:
 @pytest.mark.parametrize("pair", FAST, ids=str)
 def test_virtual_ranks_hold_what_is_predicted(pair):
     virtual_check(pair)
+
+
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_gradients_in_shards_do_not_add_up_while_they_are_reduced(microbatches, tmp_path):
+    """Each of twelve large weights is reduced alone, two at a time; counted on virtual and on gloo ranks."""
+    layers, width, hidden = 6, 64, 256
+    source = mlp_source(width, hidden, layers, batch=8)
+    taken = capture_program(source, outputs=("loss",), precision="fp32", progress=silent, microbatches=microbatches)
+
+    def check(limit: int) -> Plan:
+        with tight_bound(bucket=0, limit=limit):
+            plan = compile_model(source, mesh="dp=2", precision="fp32", captured=taken, zero=3,
+                                 microbatches=microbatches).plan
+            held, on_gloo = measured(plan, source), real_peak(plan, source, tmp_path / str(limit))
+        predicted = plan.prediction.peak_bytes
+        print(f"limit {limit}: predicted {predicted}, virtual ranks hold {held}, gloo ranks {on_gloo}")
+        assert abs(predicted - held) <= MEMORY_TOLERANCE * held
+        # gloo lets go of what it reduces as soon as it is sent, waited for or not
+        assert on_gloo <= (1 + MEMORY_TOLERANCE) * predicted
+        return plan
+
+    bounded, free = check(0), check(2**60)
+    weight = 4 * width * hidden
+    print(bounded.prediction.activation_bytes / weight, free.prediction.activation_bytes / weight)
+    # two under way, one being made, and what gathers the next
+    assert bounded.prediction.activation_bytes < 7 * weight < 2 * layers * weight < free.prediction.activation_bytes
+
+
+def real_peak(plan: Plan, source: ModelSource, folder: Path) -> int:
+    """The most that a gloo rank holds in one step."""
+    def body() -> None:
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+        args, kwargs = source.example_inputs()
+        peak = peak_of_step(load(plan, built(source, torch.float32)), plan, source.optimizer, args, kwargs)
+        (folder / f"peak{dist.get_rank()}").write_text(str(peak))
+        dist.barrier()
+
+    folder.mkdir()
+    end = forked_ranks(plan.decisions.mesh.world_size, body, folder, timeout=100)
+    assert end.failures == (), end.failures[0][-3000:]
+    return max(int(f.read_text()) for f in folder.glob("peak*"))
 
 
 @pytest.mark.slow

@@ -18,8 +18,8 @@ from fxpar.runtime.rewrite.prefetch import prefetch_gathers
 def tight_bound(bucket: int = 0, limit: int = 0) -> Iterator[None]:
     """Rewrites within use buckets and a bound of so many bytes, also in processes that are forked within."""
     before = passes.PASSES
-    tight = (remove_dead_steps, bucket_gathers, partial(bucket_reductions, limit=bucket), prefetch_gathers,
-             partial(bound_reductions, limit=limit))
+    tight = (remove_dead_steps, partial(bucket_gathers, limit=bucket), partial(bucket_reductions, limit=bucket),
+             prefetch_gathers, partial(bound_reductions, limit=limit))
     passes.PASSES = microbatches.PASSES = tight
     try:
         yield
