@@ -120,7 +120,6 @@ def test_gradients_in_shards_do_not_add_up_while_they_are_reduced(microbatches, 
 
     bounded, free = check(0), check(2**60)
     weight = 4 * width * hidden
-    print(bounded.prediction.activation_bytes / weight, free.prediction.activation_bytes / weight)
     # two under way, one being made, and what gathers the next
     assert bounded.prediction.activation_bytes < 7 * weight < 2 * layers * weight < free.prediction.activation_bytes
 

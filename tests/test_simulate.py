@@ -12,18 +12,22 @@ from fxpar.candidates import Request
 from fxpar.plans.layout import replicated
 from fxpar.plans.mesh import parse_mesh
 from fxpar.plans.plan import Decisions
-from fxpar.plans.program import Program
+from fxpar.plans.program import Program, Ref, TensorType
 from fxpar.progress import silent
 from fxpar.random_plan import random_decisions
 from fxpar.recompute import LEVELS, recompute_nodes
 from fxpar.replay_memory import gradient_positions, replay_memory, storage_roots
 from fxpar.restrict import roles_of
-from fxpar.runtime.local import CollectiveStep, LocalProgram, OpStep
+from fxpar.runtime.local import CollectiveStep, LocalProgram, OpStep, WaitStep
+from fxpar.runtime.rewrite.in_flight import bound_reductions
+from fxpar.runtime.rewrite.legality import check
 from fxpar.runtime.rewrite.passes import rewrite
 from fxpar.search import Search
 from fxpar.simulate import replay_static, replay_time, simulate
 from fxpar.solver.solve import solve
+from fxpar.waits import Watched
 from tests.compiled import adamw, decoder_program, mlp_program, prices
+from tests.tight_bound import tight_bound
 from tests.virtual_memory import virtual_peaks
 
 torch.set_num_threads(1)
@@ -114,6 +118,49 @@ def test_laws_of_time(name, mesh, seed):
     assert (prediction.step_ns, prediction.collectives) == (line.step_ns, line.totals)
     assert prediction.peak_bytes >= prediction.parameter_bytes + prediction.optimizer_bytes
     assert prediction == simulate(program, decisions, prices(mesh), adamw)
+
+
+@settings(max_examples=20)
+@given(st.sampled_from(["mlp", "decoder"]), st.sampled_from(["2", "2x2"]), st.integers(0, 10**6))
+def test_waiting_for_reductions_takes_time_only_where_compute_stands_still(name, mesh, seed):
+    program = {"mlp": mlp_program, "decoder": decoder_program}[name]()
+    decisions = random_decisions(program, parse_mesh(mesh), seed)
+    with tight_bound(limit=2**60):
+        free = first_rank(program, decisions)
+    with tight_bound():
+        bounded = first_rank(program, decisions)
+    watched = Watched([], [])
+    before, after = replay_time(free, prices(mesh)), replay_time(bounded, prices(mesh), watched)
+    assert (before.compute_ns, before.totals) == (after.compute_ns, after.totals)
+    assert before.step_ns <= after.step_ns == after.compute_ns + sum(end - start for start, end in watched.stalls)
+
+
+def test_waiting_for_reductions_is_free_where_compute_covers_them():
+    program = mlp_program(width=256, hidden=1024, layers=4, batch=65536)
+    decisions = named_decisions(program, "dp=2")
+    lines = []
+    for limit in (0, 2**60):
+        with tight_bound(limit=limit):
+            local = first_rank(program, decisions)
+        assert any(isinstance(s, WaitStep) for s in local.steps) == (limit == 0)
+        lines.append(replay_time(local, prices("dp=2", "1x2:h100")))
+    assert lines[0] == lines[1]
+
+
+def test_compute_starts_when_the_reduction_waited_for_is_done():
+    gradient, other = TensorType((2**22,), "float32"), TensorType((2**28,), "float32")
+    reductions = [
+        CollectiveStep("all_reduce", 0, "sum", (v,), (4 + v,), (), 2**22, "float32", "backward") for v in range(3)
+    ]
+    work = OpStep("aten.mul.Tensor", (Ref(3), Ref(3)), (3,), (7,), 0, "backward")
+    types = (*[gradient] * 3, other, *[gradient] * 3, other)
+    local = LocalProgram(parse_mesh("2"), (0,), types, ((-1, ()),) * 8, (0, 1, 2, 3), (*reductions, work), (4, 5, 6, 7))
+    bounded = check(bound_reductions(local, 2 * 2**24))
+    assert bounded.steps == (*reductions[:2], WaitStep((4,), "backward"), reductions[2], work)
+    on = prices("2", "1x2:h100")
+    before, after = replay_time(local, on), replay_time(bounded, on)
+    assert before.step_ns == before.compute_ns > before.communication_ns
+    assert after.step_ns == before.step_ns + on.collective_ns("all_reduce", 0, 2**24)
 
 
 def test_one_rank_talks_to_nobody():

@@ -1,7 +1,7 @@
 """Bytes that every virtual rank holds, counted from the tensors themselves.
 
 Ranks run in lockstep, each collective as real ranks run it: packed and under way where it stands, results cut out of
-what arrived when the first of them is read (``fxpar.runtime.collectives``, ``fxpar.runtime.execute``).
+what arrived when the first of them is read or waited for (``fxpar.runtime.collectives``, ``fxpar.runtime.execute``).
 """
 
 from __future__ import annotations

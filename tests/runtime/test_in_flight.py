@@ -108,9 +108,9 @@ def test_a_total_grows_where_its_summand_is_waited_for():
             parts = pieces_of_all(program, decisions)[0]
         steps = parts.backward.steps
         made = {v for c in collectives(parts.backward) for v in c.outputs}
+        added = {s.value for s in steps if isinstance(s, AddStep)}
         for place, step in enumerate(steps):
-            totals = {s.value for s in steps if isinstance(s, AddStep)}
-            if isinstance(step, WaitStep) and (summands := totals & made & set(step.values)):
+            if isinstance(step, WaitStep) and (summands := added & made & set(step.values)):
                 found += 1
                 after = steps[place + 1 : place + 1 + len(summands)]
                 assert {s.value for s in after if isinstance(s, AddStep)} == summands
