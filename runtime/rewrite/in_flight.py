@@ -1,6 +1,6 @@
 """Bound what gradient reductions hold while they are under way.
 
-Nothing in backward reads a reduced gradient, so each reduction would end where backward does, and hold what it reduces
+Nothing in backward reads a reduced gradient, so each reduction would end where backward does and hold what it reduces
 until then: the whole gradient of every parameter, also where parameters are stored in shards. Before one more is
 issued, the oldest are waited for until what is under way is within a limit:
 
@@ -8,8 +8,8 @@ issued, the oldest are waited for until what is under way is within a limit:
     ->
     g1 = reduce_scatter(p1); g2 = reduce_scatter(p2); p3 = mm(x, y); wait(g1); g3 = reduce_scatter(p3)
 
-Compute stands still only where it is ahead of the link by more than that. Runs after the passes that move
-collectives. Sizes are those of the largest rank, so that every rank waits at the same places.
+Compute stands still only where it is ahead of the link by more than that. Runs last: other passes move collectives.
+Sizes are those of the largest rank, so that every rank waits at the same places.
 """
 
 from __future__ import annotations

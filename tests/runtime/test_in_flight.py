@@ -1,10 +1,12 @@
 """Waits for gradient reductions: within the bound, only where it would be exceeded, and results to the bit."""
 
 from dataclasses import replace
+from datetime import timedelta
 from functools import cache
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,8 +28,8 @@ from fxpar.runtime.virtual import pieces_of_all, run_virtual
 from fxpar.step_values import input_values
 from tests.compiled import decoder_program, mlp_program
 from tests.runtime.pipelines import batch, built, staged_plan
-from tests.runtime.ranks import run_ranks, values
 from tests.tight_bound import tight_bound, under_way
+from tools.forked_ranks import forked_ranks
 
 torch.set_num_threads(1)
 
@@ -136,38 +138,39 @@ def test_waits_go_with_the_part_of_backward_that_reduces():
     assert all(torch.equal(a, b) for a, b in zip(plain.outputs, bounded.outputs, strict=True))
 
 
-def run_code(rank, program, mesh, seeds):
-    """Per seed the results of generated code without waits and with them, and how many there are."""
-    torch.set_num_threads(1)
-    groups = connect(parse_mesh(mesh))
-    inputs = drawn_values(program)
-    found = []
-    for seed in seeds:
-        decisions = random_decisions(program, groups.mesh, seed)
-        row = []
-        for limit in (2**40, 0):
-            with tight_bound(limit=limit):
-                local = rewrite(program, decisions, groups.coords)
-            code = build(program, local, groups)
-            pieces_in = {
-                e.value: scatter(inputs[e.value], program.dims[e.value], lay, decisions.mesh, groups.coords)
-                for e, lay in zip(program.inputs, decisions.inputs, strict=True)
-            }
-            forward = code.forward([pieces_in[program.inputs[i].value] for i in code.halves.forward_inputs])
-            count = len(code.halves.kept_outputs)
-            tangent = [pieces_in[e.value] for e in program.inputs if e.kind == "tangent"]
-            row.append([*forward[:count], *code.backward([*forward[count:], *tangent])])
-        found.append((*row, len(waits(local))))
-    return found
+def run_code(program, seed, limit):
+    """What generated code returns on this rank, and how often it waits."""
+    groups, inputs = connect(parse_mesh("2")), drawn_values(program)
+    decisions = random_decisions(program, groups.mesh, seed)
+    with tight_bound(limit=limit):
+        local = rewrite(program, decisions, groups.coords)
+    code = build(program, local, groups)
+    own = {
+        e.value: scatter(inputs[e.value], program.dims[e.value], lay, decisions.mesh, groups.coords)
+        for e, lay in zip(program.inputs, decisions.inputs, strict=True)
+    }
+    forward = code.forward([own[program.inputs[i].value] for i in code.halves.forward_inputs])
+    count = len(code.halves.kept_outputs)
+    tangent = [own[e.value] for e in program.inputs if e.kind == "tangent"]
+    return [*forward[:count], *code.backward([*forward[count:], *tangent])], len(waits(local))
 
 
-def test_generated_code_gives_the_same_on_gloo_ranks():
-    count = 0
-    for found in values(run_ranks(run_code, 2, mlp_program(layers=3), "2", range(6))):
-        for plain, bounded, waited in found:
-            assert all(torch.equal(a, b) for a, b in zip(plain, bounded, strict=True))
+def test_generated_code_gives_the_same_on_gloo_ranks(tmp_path):
+    program = mlp_program(layers=3)
+
+    def body():
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+        count = 0
+        for seed in range(6):
+            (plain, none), (bounded, waited) = (run_code(program, seed, limit) for limit in (2**40, 0))
+            assert none == 0 and all(torch.equal(a, b) for a, b in zip(plain, bounded, strict=True))
             count += waited
-    assert count
+        assert count
+        dist.barrier()
+
+    end = forked_ranks(2, body, tmp_path, timeout=100)
+    assert end.failures == (), end.failures[0][-3000:]
 
 
 def test_the_epilogue_of_microbatches_waits_too():
