@@ -16,6 +16,7 @@ from fxpar.prices import Prices
 from fxpar.progress import Progress
 from fxpar.show import gib
 from fxpar.simulate import OptimizerBytes
+from fxpar.solver.warm import Start
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,9 +54,11 @@ class Found:
     counted: int = 0
     at_peak: tuple[int, ...] = ()
     waited: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-    # what the certificate is made from: the problem solved, its price of memory, and how parameters may be stored
+    # what the certificate is made from: the problem solved, its price of memory (and the messages that go with it), and
+    # how parameters may be stored
     formulation: Formulation | None = None
     multiplier: Fraction = Fraction(0)
+    start: Start | None = None
     parameters_cut: bool | None = False
 
     def candidate(self) -> Candidate:
