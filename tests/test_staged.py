@@ -26,6 +26,7 @@ from fxpar.show import plan_text
 from fxpar.simulate import Static
 from fxpar.simulate_stages import StageCost, walk_schedule
 from fxpar.stage_cuts import best_cuts, layer_of
+from fxpar.stage_memory import StageMemory
 from fxpar.timeline import Timeline
 
 MODELS = Path(__file__).parent / "models"
@@ -141,8 +142,9 @@ def costs(stages, forward, inputs, weights, sent=0):
     def time(ns):
         return Timeline(ns, ns, 0, ())
 
+    memory = StageMemory(Static(0, 0, 0), (), 0, 0, 1, 1, (), sent, sent, 0)
     return [StageCost(time(0), time(forward), time(inputs + weights), time(inputs), time(weights), time(0),
-                      Static(0, 0, 0), 1, 1, sent, sent)] * stages
+                      memory)] * stages
 
 
 @given(st.integers(1, 6), st.integers(1, 12), st.integers(1, 9), st.integers(1, 9), st.integers(1, 9))

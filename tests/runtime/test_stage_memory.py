@@ -16,7 +16,8 @@ from fxpar.progress import silent
 from fxpar.reference import built
 from fxpar.runtime.model import load
 from fxpar.schedules import SCHEDULES
-from fxpar.simulate_stages import rank_peaks, stage_costs
+from fxpar.simulate_stages import stage_costs
+from fxpar.stage_memory import rank_peaks
 from fxpar.verify import MEMORY_TOLERANCE, verify_plan
 from fxpar.verify_worker import peak_of_step
 from tools.forked_ranks import forked_ranks
@@ -45,7 +46,7 @@ def predicted(plan, source):
     state = optimizer_state_bytes(source, list(source.build().named_parameters()))
     costs = stage_costs(plan.program, plan.decisions, parse_cluster(str(plan.decisions.mesh.world_size)),
                         lambda dtype, name: state[name].bytes_per_element if name in state else 0)
-    return rank_peaks(plan.decisions.pipeline.schedule, costs)
+    return rank_peaks(plan.decisions.pipeline.schedule, [cost.memory for cost in costs])
 
 
 def measured(plans, source, folder):
