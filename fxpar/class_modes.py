@@ -138,10 +138,10 @@ class ClassModes:
 
 def add_activations(
     program: Program, modes: ClassModes, prices: Prices, source: dict[int, Source],
-    node_states: dict[int, tuple[JointChoice, ...]], memory: list[IntArray], unit: int,
+    node_states: dict[int, tuple[JointChoice, ...]], memory: list[IntArray], unit: int, in_flight: int = 1,
 ) -> None:
-    """Add the bytes of kept forward values, and of one layer's worth of those made again, to the classes that make
-    them."""
+    """Add the bytes of kept forward values, of as many microbatches as are ``in_flight``, and of one layer's worth of
+    those made again, to the classes that make them."""
     counts: Counter[tuple[int, int, int, Dims, str]] = Counter()
     for value in sorted(modes.wanted):
         s = source[value]
@@ -156,7 +156,7 @@ def add_activations(
         for i, (state, mode) in enumerate(zip(states, taken, strict=True)):
             if mode != DROPPED:
                 size = count * prices.stored_bytes(state.outputs[output], dims, dtype)
-                memory[c][i] += units(size if mode == KEPT else -(-size // modes.layers[c]), unit)
+                memory[c][i] += units(in_flight * size if mode == KEPT else -(-size // modes.layers[c]), unit)
 
 
 def add_copies(

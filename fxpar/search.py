@@ -91,7 +91,7 @@ class Search:
             self.request.program, mesh, self.request.prices(mesh), budget_bytes=budget,
             optimizer_bytes=self.request.optimizer_bytes, recompute=recompute, reuse=reuse,
             node_filter=node_filter, input_filter=input_filter, unit=unit_for(self.request.budget_bytes),
-            in_time=in_time,
+            in_time=in_time, in_flight=1 if self.request.flight is None else self.request.flight.microbatches,
         )
 
     @property
@@ -99,12 +99,22 @@ class Search:
         """Which copies of parameters the request lets chosen plans keep: ZeRO-3 frees each, ZeRO-1 and -2 keep each."""
         return self.request.constraints.reuse
 
+    @property
+    def ways(self) -> tuple[InTime, ...]:
+        """What may be done once a step, or by every microbatch."""
+        request = self.request
+        given = request.in_time
+        return (given,) if given is not None else ways_in_time(request.program, request.constraints.zero)
+
     def found(self, name: str, decisions: Decisions, certificate: Certificate) -> Found:
         """Simulate decisions."""
         request = self.request
         prices = request.prices(decisions.mesh)
         replayed = replay(request.program, decisions, prices, request.optimizer_bytes)
         prediction = replayed.prediction
+        if request.flight is not None:
+            together = request.flight.bytes_together(replayed)
+            prediction = msgspec.structs.replace(prediction, peak_bytes=together)
         return Found(name, decisions, prediction, certificate, prediction.peak_bytes <= request.budget_bytes,
                      at_peak=replayed.at_peak, waited=replayed.waited)
 
@@ -121,6 +131,14 @@ class Search:
                 obeys = obeys and (applied is None or applied.obeyed(found.decisions))
                 results.append(replace(found, obeys=obeys))
         return results
+
+    def by_hand(self, name: str, mesh: Mesh, roles: tuple[str, ...], zero: int) -> Found | None:
+        """The plan of somebody who gives the axes these roles and stores parameters by ZeRO stage ``zero``, with the
+        recomputation with which it fits."""
+        alone = self.request.program.time is None
+        reuse: Reuse = "always" if zero in (1, 2) and alone else "never"
+        in_time = ALONE if alone else self.request.in_time or ALONE
+        return self._fitting(name, mesh, roles, zero > 0, list, reuse, in_time)[0]
 
     def manual_beside(self, mesh: Mesh) -> Callable[[], list[Found]]:
         """:meth:`manual`, begun at once beside what follows where that takes long; without the problems solved."""
@@ -151,7 +169,7 @@ class Search:
         freely = self.request.constraints.zero is not None  # it says how parameters are stored, not the axis' name
         for sharded in (None,) if freely else (False, None) if "dp" in roles else (False,):
             binds = False
-            for in_time in ways_in_time(self.request.program, self.request.constraints.zero):
+            for in_time in self.ways:
                 found, binds = self._fitting(OWN, mesh, roles, sharded, starts, self.reuse, in_time)
                 if found is not None and (best is None or rank(found) < rank(best)):
                     best = replace(found, parameters_cut=sharded)

@@ -59,11 +59,13 @@ class StageCost:
 
 @dataclass(frozen=True)
 class Walk:
-    """A schedule walked through: when each rank ends, and per rank what it computes and communicates inside stages."""
+    """A schedule walked through: when each rank ends, and per rank what it computes and communicates inside stages, and
+    how long its actions take (what is hidden behind computation counts once)."""
 
     ends: tuple[int, ...]
     compute: tuple[int, ...]
     communication: tuple[int, ...]
+    busy: tuple[int, ...]
 
     @property
     def step_ns(self) -> int:
@@ -72,7 +74,7 @@ class Walk:
     @property
     def bubble(self) -> float:
         """Share of the step in which the busiest rank waits."""
-        return 1.0 - max(c + m for c, m in zip(self.compute, self.communication, strict=True)) / max(self.step_ns, 1)
+        return 1.0 - max(self.busy) / max(self.step_ns, 1)
 
 
 def simulate_stages(
@@ -156,7 +158,7 @@ def walk_actions(
     """
     rows, places = leaves_of(schedule), rank_of_stage(schedule)
     position, clock = [0] * len(rows), [0] * len(rows)
-    compute, communication = [0] * len(rows), [0] * len(rows)
+    compute, communication, busy = [0] * len(rows), [0] * len(rows), [0] * len(rows)
     # by (stage that reads it, "F" or "B", microbatch): when a value made on this rank is there; when what comes from
     # another rank was sent and what it takes; when the receiver got to it
     made: dict[tuple[int, str, int], int] = {}
@@ -186,6 +188,7 @@ def walk_actions(
                 timeline = timeline_of(a)
                 if timeline is not None:
                     clock[rank] = max(clock[rank], ready) + timeline.step_ns
+                    busy[rank] += timeline.step_ns
                     compute[rank] += timeline.compute_ns
                     communication[rank] += timeline.communication_ns
                 after = (a.stage + 1, "F", a.microbatch) if a.kind in ("F", "SEND_F") else (
@@ -198,7 +201,7 @@ def walk_actions(
                     made[after] = clock[rank]
                 position[rank] += 1
                 moved = True
-    return Walk(tuple(clock), tuple(compute), tuple(communication))
+    return Walk(tuple(clock), tuple(compute), tuple(communication), tuple(busy))
 
 
 def _totals(decisions: Decisions, costs: tuple[StageCost, ...], whole: Prices) -> tuple[CollectiveTotal, ...]:

@@ -37,7 +37,8 @@ from typing import Any  # noqa: E402
 
 import torch  # noqa: E402
 
-from fxpar.compile import Captured, capture_program, compile_model  # noqa: E402
+from fxpar.captured import Captured, capture_program  # noqa: E402
+from fxpar.compile import compile_model  # noqa: E402
 from fxpar.cost.cluster import Cluster, parse_cluster  # noqa: E402
 from fxpar.cost.collectives import CollectiveKind, collective_ns  # noqa: E402
 from fxpar.cost.compute import Work, compute_ns  # noqa: E402
