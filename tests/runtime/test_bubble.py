@@ -28,7 +28,7 @@ from tools.forked_ranks import forked_ranks
 RANKS, STEPS, TRIES = 2, 5, 3
 TOLERANCE = 0.15
 SMALL = 0.1
-"""Shares of a step below this one are judged as it is: how fast a waiting rank wakes is the machine's, not the plan's."""
+"""Shares of a step below this one are judged as it is: how fast a waiting rank wakes is the machine's doing."""
 ROWS, WIDTH, INNER, LAYERS = 256, 256, 4096, 4
 TOY = f"""
 import torch
