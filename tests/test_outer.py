@@ -52,7 +52,7 @@ def test_divisors(number):
 @given(st.sampled_from(CLUSTERS[1:]), cells, st.integers(1, 2**38), st.integers(1, 2**38), st.data())
 def test_more_memory_is_never_slower_and_what_fits_fits(text, cell, one, two, data):
     cluster = parse_cluster(text)
-    shape = data.draw(st.sampled_from(list(shapes(cluster, 32, cell.units))))
+    shape = data.draw(st.sampled_from(list(shapes(cluster, 96, cell.units))))
     small, large = sorted((one, two))
     few, much = of(shape, cell, cluster, small), of(shape, cell, cluster, large)
     assert few.fits <= much.fits
