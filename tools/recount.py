@@ -229,7 +229,7 @@ def compiled(source: ModelSource, captured: Captured, precision: str, cluster: s
     """Compile for one cluster and count again; what stops the compiler is in the row."""
     start = time.monotonic()
     try:
-        plan = compile_model(source, cluster=cluster, captured=captured, precision=precision).plan
+        plan = compile_model(source, cluster=cluster, captured=captured, precision=precision, microbatches=1).plan
     except FxparError as error:
         return Row(source.name, cluster, seconds=time.monotonic() - start, error=str(error).splitlines()[0])
     return row_of(plan, cluster, time.monotonic() - start)
