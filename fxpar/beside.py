@@ -49,5 +49,8 @@ def _send_result(work: Callable[[], T], send: Connection) -> None:
         result = work()
     except Exception:  # the same error is met where the result is asked for
         os._exit(1)
-    send.send(result)
+    try:
+        send.send(result)
+    except BrokenPipeError:  # no one waits for it any more
+        os._exit(1)
     send.close()

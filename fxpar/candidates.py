@@ -8,6 +8,7 @@ from fractions import Fraction
 
 from fxpar.constraints import UNCONSTRAINED, Constraints
 from fxpar.formulate import Formulation
+from fxpar.often import InTime
 from fxpar.plans.errors import Infeasible
 from fxpar.plans.mesh import Axis, Mesh
 from fxpar.plans.plan import Candidate, Certificate, Decisions, Prediction
@@ -15,7 +16,23 @@ from fxpar.plans.program import Program
 from fxpar.prices import Prices
 from fxpar.progress import Progress
 from fxpar.show import gib
-from fxpar.simulate import OptimizerBytes
+from fxpar.simulate import OptimizerBytes, Replayed
+from fxpar.solver.warm import Start
+
+
+@dataclass(frozen=True)
+class Flight:
+    """That the program will be cut into stages, the first of which has ``microbatches`` in flight.
+
+    Placements are looked for within the memory of all stages together: what stays is on one of them, what forward keeps
+    is there once for each microbatch in flight. What each stage really needs is simulated when it has been cut.
+    """
+
+    microbatches: int
+
+    def bytes_together(self, replayed: Replayed) -> int:
+        """Of all stages, when each is as full as the first: from the replay of the whole program on one."""
+        return replayed.prediction.peak_bytes + (self.microbatches - 1) * replayed.kept
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,6 +41,8 @@ class Request:
 
     ``recompute``: "auto" (node by node, where memory asks for it), "on" (every repeated layer whole) or "off".
     ``constraints``: what chosen plans must obey beyond that. ``hints``: decisions to begin with, each with a name.
+    ``flight``: of a program that will be cut into stages; ``budget_bytes`` is then that of all of them together.
+    ``in_time``: what of a program that repeats is done once a step, None: what is best.
     """
 
     program: Program
@@ -36,6 +55,8 @@ class Request:
     recompute: str = "off"
     constraints: Constraints = UNCONSTRAINED
     hints: tuple[tuple[str, Decisions], ...] = ()
+    flight: Flight | None = None
+    in_time: InTime | None = None
 
 
 @dataclass(frozen=True)
@@ -53,9 +74,11 @@ class Found:
     counted: int = 0
     at_peak: tuple[int, ...] = ()
     waited: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-    # what the certificate is made from: the problem solved, its price of memory, and how parameters may be stored
+    # what the certificate is made from: the problem solved, its price of memory (and the messages that go with it), and
+    # how parameters may be stored
     formulation: Formulation | None = None
     multiplier: Fraction = Fraction(0)
+    start: Start | None = None
     parameters_cut: bool | None = False
 
     def candidate(self) -> Candidate:

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from fxpar.captured import capture_program
 from fxpar.certificate import certificate_findings
-from fxpar.compile import capture_program
 from fxpar.finding import Finding
 from fxpar.model_source import ModelSource
 from fxpar.plans.errors import FxparError

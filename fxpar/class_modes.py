@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from functools import cached_property
 
+from fxpar.copying_views import copying_views
 from fxpar.layers import Classes
 from fxpar.lifetimes import pinned_hub_modes
 from fxpar.memory_units import units
@@ -38,7 +39,7 @@ class ClassModes:
     ``pinned``: per node, when recomputation was given, with the ``repeats`` of each class; else ``offered`` per class,
     and ``states`` (filled in with the states). ``wanted``: values that may have to be there in backward. ``hubs``: per
     class of hubs that may hold or read a copy, the modes of its states (filled in with the states); ``always``: each
-    copy is held.
+    copy is held. ``stored``: classes of forward nodes whose results have storages of their own.
     """
 
     program: Program
@@ -52,6 +53,7 @@ class ClassModes:
     producer: dict[int, int]
     hubs: dict[int, tuple[int, ...]]
     always: bool
+    stored: frozenset[int]
 
     @staticmethod
     def of(
@@ -62,13 +64,16 @@ class ClassModes:
         for node, c in zip(program.nodes, classes.nodes, strict=True):
             if c not in kinds:
                 kinds[c] = kind_of(node)
+        copying = {classes.nodes[n] for n in copying_views(program)}
+        stored = frozenset(c for c, kind in kinds.items() if kind == "op" or c in copying)
         producer = {v: n for n, node in enumerate(program.nodes) for v in node.outputs if v >= 0}
         if recompute is not None:
             pinned, seen = pinned_modes(program, recompute)
             repeats = Counter(c for c, mode in zip(classes.nodes, pinned, strict=True)
                               if mode == AGAIN and kinds[c] != "hub")
             hubs: dict[int, tuple[int, ...]] = dict(pinned_hub_modes(copies, classes, pinned, frozenset(recompute)))
-            return ClassModes(program, classes, kinds, pinned, repeats, {}, {}, seen, producer, hubs, always)
+            return ClassModes(program, classes, kinds, pinned, repeats, {}, {}, seen, producer, hubs, always,
+                              stored)
         free = offered_modes(program, copies)
         found: dict[int, list[tuple[int, ...]]] = defaultdict(list)
         for c, modes in zip(classes.nodes, free.modes, strict=True):
@@ -80,7 +85,8 @@ class ClassModes:
             must = any(m and DROPPED not in m for m in members)
             offered[c] = tuple(m for m in most if m != DROPPED or not must) or (DROPPED,)
         hubs = {classes.nodes[n]: () for pair in copies.items() for n in pair}
-        return ClassModes(program, classes, kinds, (), Counter(), offered, {}, free.wanted, producer, hubs, always)
+        return ClassModes(program, classes, kinds, (), Counter(), offered, {}, free.wanted, producer, hubs, always,
+                          stored)
 
     def parts(self, index: int, weight: int) -> list[tuple[Part | None, int]]:
         """How often each part of the reshards of a node's operands is made."""
@@ -132,14 +138,14 @@ class ClassModes:
 
 def add_activations(
     program: Program, modes: ClassModes, prices: Prices, source: dict[int, Source],
-    node_states: dict[int, tuple[JointChoice, ...]], memory: list[IntArray], unit: int,
+    node_states: dict[int, tuple[JointChoice, ...]], memory: list[IntArray], unit: int, in_flight: int = 1,
 ) -> None:
-    """Add the bytes of kept forward values, and of one layer's worth of those made again, to the classes that make
-    them."""
+    """Add the bytes of kept forward values, of as many microbatches as are ``in_flight``, and of one layer's worth of
+    those made again, to the classes that make them."""
     counts: Counter[tuple[int, int, int, Dims, str]] = Counter()
     for value in sorted(modes.wanted):
         s = source[value]
-        if value not in modes.producer or modes.kinds[s.owner] != "op":
+        if value not in modes.producer or s.owner not in modes.stored:
             continue
         pinned = modes.pinned[modes.producer[value]] if modes.pinned else KEPT
         if pinned != DROPPED:
@@ -150,7 +156,7 @@ def add_activations(
         for i, (state, mode) in enumerate(zip(states, taken, strict=True)):
             if mode != DROPPED:
                 size = count * prices.stored_bytes(state.outputs[output], dims, dtype)
-                memory[c][i] += units(size if mode == KEPT else -(-size // modes.layers[c]), unit)
+                memory[c][i] += units(in_flight * size if mode == KEPT else -(-size // modes.layers[c]), unit)
 
 
 def add_copies(

@@ -6,29 +6,25 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
 
 import torch
 from torch import nn
 
-from fxpar.accumulate import first_microbatch, repeat
 from fxpar.alternatives import alternatives
-from fxpar.candidates import Request, natural_meshes
-from fxpar.capture import capture
+from fxpar.candidates import Found, Request, natural_meshes
+from fxpar.captured import Captured, Semantics, capture_whole, in_microbatches
+from fxpar.choose import choose
 from fxpar.conflicts import explained
 from fxpar.constraints import Constraints, apply, read_constraints
 from fxpar.cost.cluster import Cluster, parse_cluster
-from fxpar.hubs import insert_hubs
-from fxpar.logical_dims import analyse
-from fxpar.microbatches import batch_cuts, split_in_time
 from fxpar.model_source import ModelSource
+from fxpar.open_model import open_model
 from fxpar.optimizer_state import optimizer_state_bytes
 from fxpar.plans.codec import program_digest
 from fxpar.plans.errors import FxparError, Infeasible, PlanMismatch, UnsupportedError
 from fxpar.plans.mesh import Mesh, parse_mesh
-from fxpar.plans.plan import ASKED_FOR, NO_RULE, Candidate, Certificate, Decisions, Fingerprint, Plan
+from fxpar.plans.plan import ASKED_FOR, NO_RULE, Candidate, Certificate, Considered, Decisions, Fingerprint, Plan
 from fxpar.plans.program import Program
-from fxpar.precision import float32_inputs, inputs_in_bf16, parameters_in_bf16, with_float32_surface
 from fxpar.prices import Prices
 from fxpar.progress import Progress, silent
 from fxpar.random_plan import random_decisions
@@ -50,68 +46,6 @@ class CompileResult:
     """A plan, ready to be written."""
 
     plan: Plan
-
-
-Semantics = Literal["exact", "accumulate"]
-Captured = tuple[Program, nn.Module]
-"""A program with hubs and logical dims, and the module it was captured from."""
-
-
-def capture_program(
-    source: ModelSource, *, outputs: Sequence[str], precision: str, progress: Progress, microbatches: int = 1,
-    semantics: Semantics = "exact",
-) -> Captured:
-    """Build the model (on meta where its source allows) and capture it, hubs and logical dims included.
-
-    ``microbatches``, ``semantics``: as in :func:`compile_model`; the program is then that of one microbatch.
-    """
-    whole = _capture_whole(source, outputs, precision, progress)
-    return in_microbatches(source, whole, microbatches, semantics, outputs, precision, progress)
-
-
-def in_microbatches(
-    source: ModelSource, captured: Captured, count: int, semantics: Semantics, outputs: Sequence[str], precision: str,
-    progress: Progress,
-) -> Captured:
-    """A captured program of the whole batch as one that repeats ``count`` times.
-
-    Raises:
-        FxparError: the batch does not divide, or "exact" is not to be had.
-    """
-    program, model = captured
-    if count == 1 or program.time is not None:
-        return captured
-    with progress(f"cutting the batch into {count} microbatches"):
-        if semantics == "exact":
-            return split_in_time(program, count, batch_dim=source.batch_dim), model
-        cuts = batch_cuts(program, count, source.batch_dim)
-    one, _ = _capture_whole(first_microbatch(source, program, count), outputs, precision, progress)
-    return repeat(one, cuts, count, source.batch_dim), model
-
-
-def _capture_whole(source: ModelSource, outputs: Sequence[str], precision: str, progress: Progress) -> Captured:
-    with progress("building the model"):
-        model = build_model(source)
-        args, kwargs = source.example_inputs()
-    keep: Literal["all", "loss"] = "all" if "all" in outputs else "loss"
-    with progress("capturing the training graph"):
-        if precision == "bf16":
-            with parameters_in_bf16(model) as names:
-                program = capture(model, *inputs_in_bf16((args, kwargs)), loss=source.loss, outputs=keep)
-            program = with_float32_surface(program, names, float32_inputs((args, kwargs)))
-        else:
-            program = capture(model, args, kwargs, loss=source.loss, outputs=keep)
-    with progress("cutting logical dims"):
-        return analyse(insert_hubs(program)), model
-
-
-def build_model(source: ModelSource) -> nn.Module:
-    """The model on meta for transformers configurations (they may be of any size), on the CPU for a model.py."""
-    torch.manual_seed(source.seed)
-    if "task" in source.meta:
-        with torch.device("meta"):
-            return source.build()
-    return source.build()
 
 
 def compile_model(
@@ -176,7 +110,7 @@ def compile_model(
         check_axis_names(searched)
     machine = chosen_cluster(cluster, wanted)
     program, model = in_microbatches(
-        source, captured or _capture_whole(source, outputs, precision, progress), microbatches or 1, semantics, outputs,
+        source, captured or capture_whole(source, outputs, precision, progress), microbatches or 1, semantics, outputs,
         precision, progress,
     )
     state = optimizer_state_bytes(source, list(model.named_parameters()))
@@ -190,6 +124,8 @@ def compile_model(
 
     budget, reserve = budget_of(machine, memory, reserve)
     candidates: list[Candidate] = []
+    considered: tuple[Considered, ...] = ()
+    words = ""
     pinned = bool(constraints) or (searched is not None and any(a.name in ("dp", "tp") for a in searched.axes))
     named = named_dims(program, source.batch_dim)
     tried: Sequence[Mesh] = (searched,) if searched is not None else natural_meshes(
@@ -209,25 +145,36 @@ def compile_model(
         def others(chosen: Decisions) -> list[tuple[str, Decisions]]:
             return alternatives(program, chosen, named, prices(chosen.mesh), within, optimizer_bytes, progress)
 
-        try:
-            found, candidates = run_search(request, tried, pinned=pinned or bool(begin),
-                                           others=None if pinned or staged is not None else others)
-        except Infeasible as error:
-            raise explained(error, request, tried) from None
-        decisions, prediction = found.decisions, found.prediction
-        # a bound under what the user asks for holds under that only
-        certificate = replace_status(found.certificate, "pinned") if pinned else found.certificate
+        def natural() -> tuple[Found, list[Candidate]]:
+            try:
+                return run_search(request, tried, pinned=pinned or bool(begin),
+                                  others=None if pinned or staged is not None else others)
+            except Infeasible as error:
+                raise explained(error, request, tried) from None
+
+        nothing_asked = wanted is None and not pinned and not begin and microbatches is None and per_rank is None
+        deep = open_model(source, (program, model), outputs, precision, optimizer_bytes, progress
+                                   ) if nothing_asked and machine.world_size > 1 else None
+        if deep is not None:
+            choice = choose(deep, machine, request, natural)
+            program, decisions, prediction = choice.program, choice.decisions, choice.prediction
+            certificate, candidates, considered = choice.certificate, list(choice.candidates), choice.considered
+            words = choice.words
+        else:
+            found, candidates = natural()
+            decisions, prediction = found.decisions, found.prediction
+            # a bound under what the user asks for holds under that only
+            certificate = replace_status(found.certificate, "pinned") if pinned else found.certificate
     with progress("looking for ops without a rule"):
         whole = undeclared_ops(program, prices(decisions.mesh), decisions)
     for item in whole:
         warnings.warn(item.text(), MissingRuleWarning, stacklevel=2)
-    stages: tuple[tuple[str, str], ...] = ()
     if staged is not None:
         with progress("cutting stages"):
             decisions, prediction, certificate, words = with_stages(
                 staged, program, decisions, machine, optimizer_bytes, budget)
         # what was compared were plans for the ranks of one stage
-        candidates, stages = [], (("stages", words),)
+        candidates = []
     plan = Plan(
         program, decisions, str(machine.world_size) if cluster is None else cluster, budget, prediction,
         tuple(candidates), certificate, fingerprint(program, model),
@@ -236,9 +183,9 @@ def compile_model(
                     *((f"{ASKED_FOR}{number}", text) for number, text in enumerate(constraints.texts)),
                     *([(BATCH_DIM, str(source.batch_dim))] if source.batch_dim is not None else []),
                     *([("microbatches", microbatch_words(program, decisions))] if program.time is not None else []),
-                    *stages,
+                    *([("stages", words)] if words else []),
                     *((f"{NO_RULE}{item.op}", item.text()) for item in whole)),
-        reserve_bytes=reserve,
+        reserve_bytes=reserve, considered=considered,
     )
     return CompileResult(plan)
 

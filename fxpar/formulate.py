@@ -230,6 +230,7 @@ def formulate(
     tied: bool = True,
     unit: int = MEMORY_UNIT,
     in_time: InTime = ALONE,
+    in_flight: int = 1,
 ) -> Formulation:
     """The placement problem of a program on a mesh.
 
@@ -244,6 +245,7 @@ def formulate(
         tied: repeated layers share decisions.
         unit: bytes of a unit of memory.
         in_time: of a program that repeats, what is done once a step and what by every microbatch.
+        in_flight: microbatches whose kept values are there at the same time.
 
     Raises:
         Infeasible: the constraints leave some node or input without any choice.
@@ -320,7 +322,7 @@ def formulate(
             of = (program.dims[value], program.types[value])
             for part, times_ in modes.parts(index, weight):
                 edges[*use, part, *of] += times_
-    add_activations(program, modes, prices, source, node_states, memory, unit)
+    add_activations(program, modes, prices, source, node_states, memory, unit, in_flight)
     add_copies(program, modes, copies, prices, node_states, memory, unit)
     owner_of = {i.name: c for i, c in zip(program.inputs, classes.inputs, strict=True)
                 if i.kind in ("parameter", "buffer")}

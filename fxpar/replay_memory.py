@@ -11,21 +11,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import combinations
-from typing import NamedTuple
-
-import torch
 
 from fxpar.collective_buffers import Buffers, collective_buffers
 from fxpar.cost.op_work import TensorShape, tensor_bytes, work_of, workspace_bytes
 from fxpar.plans.program import Arg, Program, Ref, TensorType, map_refs
 from fxpar.rules.factor_rule import argument_names
-from fxpar.runtime.interpret import operator_of
-from fxpar.runtime.local import AddStep, AnyStep, CollectiveStep, LocalProgram, LocalStep, OpStep, torch_dtype
-from fxpar.runtime.op_call import call_arguments, results
-
-META = torch.device("meta")
+from fxpar.runtime.local import AddStep, AnyStep, CollectiveStep, LocalProgram, LocalStep, OpStep
+from fxpar.strides import Strided, contiguous, copied, viewed
 
 
 @dataclass(frozen=True)
@@ -234,7 +227,7 @@ class Places:
         self.local = local
         self.root = list(range(len(local.types)))
         self.buffers: dict[int, Buffers] = {}
-        self._strided: dict[int, _Strided] = {}
+        self._strided: dict[int, Strided] = {}
         for step in local.steps:
             if isinstance(step, OpStep):
                 self._op(step)
@@ -250,18 +243,18 @@ class Places:
             elif isinstance(step, CollectiveStep):
                 buffers = collective_buffers(
                     step, local, [self.in_order(v) for v in step.values],
-                    lambda value, shape: _copied(self.lies(value), shape),
+                    lambda value, shape: copied(self.lies(value), shape),
                 )
                 self.buffers[step.outputs[0]] = buffers
                 joined = [v for v, shared in zip(step.outputs, buffers.shared, strict=True) if shared]
                 for value in joined:
                     self.root[value] = joined[0]
 
-    def lies(self, value: int) -> _Strided:
+    def lies(self, value: int) -> Strided:
         """Shape and strides of a value."""
         if value not in self._strided:
             kind = self.local.types[value]
-            self._strided[value] = _Strided(kind.shape, _contiguous(kind.shape), kind.dtype)
+            self._strided[value] = Strided(kind.shape, contiguous(kind.shape), kind.dtype)
         return self._strided[value]
 
     def in_order(self, value: int) -> bool:
@@ -274,7 +267,7 @@ class Places:
             return
         numbers: dict[int, Arg] = {v: Ref(i) for i, v in enumerate(step.operands)}
         args = tuple(map_refs(arg, numbers) for arg in step.args)
-        made = _viewed(step.op, args, tuple(self.lies(v) for v in step.operands), len(step.outputs))
+        made = viewed(step.op, args, tuple(self.lies(v) for v in step.operands), len(step.outputs))
         for value, (result, shares) in zip(step.outputs, made, strict=True):
             if value >= 0:
                 self._strided[value] = result
@@ -289,53 +282,6 @@ class Places:
 def storage_roots(local: LocalProgram) -> list[int]:
     """Per local value, the value whose storage it shares (itself when it owns it)."""
     return Places(local).root
-
-
-class _Strided(NamedTuple):
-    """How a tensor lies in its storage."""
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: str
-
-    @property
-    def in_order(self) -> bool:
-        """Contiguous, as torch says it: strides of dims of one element do not matter."""
-        wanted = _contiguous(self.shape)
-        return 0 in self.shape or all(
-            n == 1 or have == want for n, have, want in zip(self.shape, self.stride, wanted, strict=True))
-
-
-def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides = [1] * len(shape)
-    for dim in range(len(shape) - 2, -1, -1):
-        strides[dim] = strides[dim + 1] * max(shape[dim + 1], 1)
-    return tuple(strides)
-
-
-@lru_cache(maxsize=20_000)
-def _copied(operand: _Strided, shape: tuple[int, ...]) -> bool:
-    """Whether a reshape takes a copy."""
-    given = torch.empty_strided(operand.shape, operand.stride, dtype=torch_dtype(operand.dtype), device="meta")
-    return not (seen := given.reshape(shape))._is_view() and seen is not given
-
-
-@lru_cache(maxsize=20_000)
-def _viewed(op: str, args: tuple[Arg, ...], operands: tuple[_Strided, ...], count: int) -> list[tuple[_Strided, bool]]:
-    """Per result of a view: how it lies, and whether it shares the first operand's storage."""
-    given = {
-        i: torch.empty_strided(t.shape, t.stride, dtype=torch_dtype(t.dtype), device="meta")
-        for i, t in enumerate(operands)
-    }
-    positional, named = call_arguments(op, args, given, META)
-    found = []
-    for tensor in results(operator_of(op)(*positional, **named), count):
-        # an op may return the very tensor it is given
-        shares = tensor is not None and (tensor._is_view() or tensor is given[0])
-        lies = operands[0] if tensor is None else _Strided(
-            tuple(tensor.shape), tuple(tensor.stride()), str(tensor.dtype).removeprefix("torch."))
-        found.append((lies, shares))
-    return found
 
 
 def shape_of(kind: TensorType) -> TensorShape:

@@ -24,7 +24,7 @@ from fxpar.runtime.local import (
     WaitStep,
     type_bytes,
 )
-from fxpar.runtime.rewrite.microbatches import Joined, Pieces
+from fxpar.runtime.rewrite.microbatches import Pieces
 from fxpar.timeline import Timeline
 
 
@@ -45,15 +45,9 @@ def in_sequence(program: Program, parts: Pieces) -> tuple[LocalProgram, Stays]:
     whole = replace(
         backward, inputs=tuple(inputs), steps=(*steps, *epilogue),
         # what microbatches leave is there until it is joined
-        outputs=(*outputs, *(j.value for j in _left(parts))),
+        outputs=(*outputs, *(j.value for j in (*parts.early, *parts.late))),
     )
     return whole, Stays(frozenset(entering), parts.hoisted, len(steps))
-
-
-def _left(parts: Pieces) -> list[Joined]:
-    """What every microbatch leaves to the step: not what it only hands to another stage."""
-    wanted = set(parts.epilogue.inputs)
-    return [j for j in (*parts.early, *parts.late) if j.value in wanted]
 
 
 def _renamed(step: AnyStep, names: dict[int, int]) -> AnyStep:
@@ -79,32 +73,26 @@ def _renamed_op(step: OpStep, names: dict[int, int]) -> OpStep:
     )
 
 
-def replay_pieces_memory(program: Program, parts: Pieces, gradients: tuple[int, ...] | None = None) -> Memory:
-    """What a rank holds in one step.
-
-    Args:
-        gradients: positions of the gradients among the outputs of the epilogue; None: as among the program's.
-    """
+def replay_pieces_memory(program: Program, parts: Pieces) -> Memory:
+    """What a rank holds in one step."""
     whole, stays = in_sequence(program, parts)
-    found = replay_memory(whole, gradient_positions(program) if gradients is None else gradients, stays)
+    found = replay_memory(whole, gradient_positions(program), stays)
     # of results that are concatenated, those of earlier microbatches are there beside the last one's
     earlier = (parts.time.count - 1) * sum(
-        type_bytes(whole.types[j.value]) for j in _left(parts) if isinstance(j.join, int)
+        type_bytes(whole.types[j.value]) for j in (*parts.early, *parts.late) if isinstance(j.join, int)
     )
     return replace(found, peak=found.peak + earlier, activations=found.activations + earlier)
 
 
-def kept_bytes(program: Program, local: LocalProgram, parts: Pieces, batch: frozenset[int] = frozenset()) -> int:
+def kept_bytes(program: Program, local: LocalProgram, parts: Pieces) -> int:
     """Bytes that forward of one microbatch keeps for its backward: not what stays for the step anyway. What is kept of
     a tensor keeps all of it.
 
     Args:
         local: the program of the rank, which ``parts`` are the pieces of.
-        batch: positions of the program's inputs that are taken from the batch again where backward reads them.
     """
     stays = set(parts.hoisted) | {
-        v for i, (v, e) in enumerate(zip(local.inputs, program.inputs, strict=True))
-        if e.kind in ("parameter", "constant", "buffer") or i in batch
+        v for v, e in zip(local.inputs, program.inputs, strict=True) if e.kind in ("parameter", "constant", "buffer")
     }
     root = storage_roots(parts.forward)
     kept = {root[v] for v in parts.saved} - {root[v] for v in stays}

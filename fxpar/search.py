@@ -7,7 +7,6 @@ than plain data parallel, ZeRO-3 or Megatron tensor parallel under the same cost
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
@@ -19,15 +18,13 @@ from fxpar.candidates import Found, Request, manual_roles, rank, smaller, too_la
 from fxpar.certify import certify, question_of
 from fxpar.constraints import UNCONSTRAINED, Applied, apply, filters
 from fxpar.exposure import Exposed, exposed, repriced
-from fxpar.formulate import Formulation, formulate, with_temporaries
+from fxpar.formulate import Formulation, formulate
 from fxpar.memory_units import unit_for
-from fxpar.modes import DROPPED, Reuse, pinned_modes
+from fxpar.modes import Reuse
 from fxpar.names import batch_class, classes_of, names_of
 from fxpar.often import ALONE, InTime, in_time_of, made_by_hand, ways_in_time
-from fxpar.plans.lifetimes import hub_partners
 from fxpar.plans.mesh import Mesh
 from fxpar.plans.plan import Candidate, Certificate, Decisions
-from fxpar.plans.program import node_inputs
 from fxpar.progress import silent
 from fxpar.recompute import recompute_nodes
 from fxpar.restrict import Restriction, roles_of, weight_operands, weight_values
@@ -36,20 +33,13 @@ from fxpar.solver.solution import Solution
 from fxpar.solver.solve import solve
 from fxpar.solver.warm import Start
 from fxpar.splits import Named
+from fxpar.within import Within
 
-# solved again with a smaller budget at most this often when the simulator finds more memory in use than the problem
-# knows of (gathered copies, temporaries)
-MEMORY_ROUNDS = 5
-# times the gap asked for: how near the best a plan within the memory is looked for that is only compared (made by
-# hand), or that only shows which values are live at the peak
-EXPLORED = 3
 # rounds of pricing by what a step waits for, and the states of problems that are not priced so: it takes too long
 OVERLAP_ROUNDS = 5
 MOST_STATES = 30_000
 # programs of more nodes are searched in two processes
 MANY_NODES = 4000
-# a plan made by hand whose memory row alone needs this many times what there is will not fit
-HOPELESS = 2
 OWN = "fxpar"
 """The name of the plan that the solver finds when nothing is asked for."""
 
@@ -101,7 +91,7 @@ class Search:
             self.request.program, mesh, self.request.prices(mesh), budget_bytes=budget,
             optimizer_bytes=self.request.optimizer_bytes, recompute=recompute, reuse=reuse,
             node_filter=node_filter, input_filter=input_filter, unit=unit_for(self.request.budget_bytes),
-            in_time=in_time,
+            in_time=in_time, in_flight=1 if self.request.flight is None else self.request.flight.microbatches,
         )
 
     @property
@@ -109,12 +99,22 @@ class Search:
         """Which copies of parameters the request lets chosen plans keep: ZeRO-3 frees each, ZeRO-1 and -2 keep each."""
         return self.request.constraints.reuse
 
+    @property
+    def ways(self) -> tuple[InTime, ...]:
+        """What may be done once a step, or by every microbatch."""
+        request = self.request
+        given = request.in_time
+        return (given,) if given is not None else ways_in_time(request.program, request.constraints.zero)
+
     def found(self, name: str, decisions: Decisions, certificate: Certificate) -> Found:
         """Simulate decisions."""
         request = self.request
         prices = request.prices(decisions.mesh)
         replayed = replay(request.program, decisions, prices, request.optimizer_bytes)
         prediction = replayed.prediction
+        if request.flight is not None:
+            together = request.flight.bytes_together(replayed)
+            prediction = msgspec.structs.replace(prediction, peak_bytes=together)
         return Found(name, decisions, prediction, certificate, prediction.peak_bytes <= request.budget_bytes,
                      at_peak=replayed.at_peak, waited=replayed.waited)
 
@@ -132,12 +132,20 @@ class Search:
                 results.append(replace(found, obeys=obeys))
         return results
 
+    def by_hand(self, name: str, mesh: Mesh, roles: tuple[str, ...], zero: int) -> Found | None:
+        """The plan of somebody who gives the axes these roles and stores parameters by ZeRO stage ``zero``, with the
+        recomputation with which it fits."""
+        alone = self.request.program.time is None
+        reuse: Reuse = "always" if zero in (1, 2) and alone else "never"
+        in_time = ALONE if alone else self.request.in_time or ALONE
+        return self._fitting(name, mesh, roles, zero > 0, list, reuse, in_time)[0]
+
     def manual_beside(self, mesh: Mesh) -> Callable[[], list[Found]]:
         """:meth:`manual`, begun at once beside what follows where that takes long; without the problems solved."""
         if len(self.request.program.nodes) < MANY_NODES:
             return cache(partial(self.manual, mesh))
         quiet = self.asking(replace(self.request, progress=silent))
-        return cache(beside(lambda: [replace(found, formulation=None) for found in quiet.manual(mesh)]))
+        return cache(beside(lambda: [replace(found, formulation=None, start=None) for found in quiet.manual(mesh)]))
 
     def hinted(self, meshes: Sequence[Mesh]) -> list[Found]:
         """The decisions that the request gives to begin with, simulated. One that is no plan of the problem on its
@@ -161,7 +169,7 @@ class Search:
         freely = self.request.constraints.zero is not None  # it says how parameters are stored, not the axis' name
         for sharded in (None,) if freely else (False, None) if "dp" in roles else (False,):
             binds = False
-            for in_time in ways_in_time(self.request.program, self.request.constraints.zero):
+            for in_time in self.ways:
                 found, binds = self._fitting(OWN, mesh, roles, sharded, starts, self.reuse, in_time)
                 if found is not None and (best is None or rank(found) < rank(best)):
                     best = replace(found, parameters_cut=sharded)
@@ -225,7 +233,8 @@ class Search:
         request = self.request
         with request.progress(f"{best.name} on {formulation.mesh}, pricing what the step waits for"):
             candidates = [a for f in (best, last) if (a := formulation.assignment(f.decisions)) is not None]
-            solution = solve(repriced(formulation, shown), gap=request.gap, candidates=candidates, effort=5)
+            solution = solve(repriced(formulation, shown), gap=request.gap, candidates=candidates, effort=5,
+                             start=last.start)
             if solution.assignment is None:
                 return None
             decisions = formulation.decisions(solution.assignment)
@@ -233,7 +242,7 @@ class Search:
             if decisions == last.decisions or cost is None:
                 return None
             found = self.found(best.name, decisions, _held_against(cost, best.certificate))
-            return replace(found, formulation=formulation, multiplier=best.multiplier,
+            return replace(found, formulation=formulation, multiplier=best.multiplier, start=_messages(solution),
                            parameters_cut=best.parameters_cut,
                            counted=formulation.problem.memory(solution.assignment) * formulation.unit)
 
@@ -257,89 +266,17 @@ class Search:
         within = formulation
         if auto:
             within = self.formulate(mesh, roles, sharded, request.budget_bytes, None, reuse, in_time)
-        best = self._within(name, within, free, begin_with, ", with recomputation" if auto else "")
+        best = self._within(name, within, [free, *begin_with], ", with recomputation" if auto else "")
         return (best if best is not None and best.fits else smaller(free, best)), True
 
-    def _within(
-        self, name: str, formulation: Formulation, free: Found, starts: Sequence[Found], what: str
-    ) -> Found | None:
-        """The fastest plan that the simulator finds to fit, or the smallest found.
-
-        The problem's memory row is not what the simulator counts: it knows no temporaries, takes all gradients as
-        there from the start, and rounds up. Temporaries that are live at the peak of a plan which does not fit enter
-        the row; what difference is left corrects the budget.
-        """
-        limit, unit = self.request.budget_bytes, formulation.unit
-        prices, best = self.request.prices(formulation.mesh), None
-        # what lives at the peak of the plan without a limit is the best guess of what will with one
-        charged = self._temporaries(formulation, free, None)
-        formulation = with_temporaries(formulation, prices, sorted(charged.elements()))
-        budget = limit
-        loosened, smallest_tried = False, -1  # the latter: with how many temporaries charged
-        begin: Start | None = None
-        candidates = [*starts, free]
-        for number in range(MEMORY_ROUNDS):
-            formulation = replace(formulation, problem=replace(formulation.problem, budget=budget // unit))
-            exact = name == OWN and number > 0
-            found, solution = self._attempt(name, formulation, candidates, what, begin, 1 if exact else EXPLORED)
-            begin = solution.start or begin
-            far = found is not None and found.fits and found.certificate.gap > self.request.gap
-            if name == OWN and not exact and found is not None and far:
-                nearer, solution = self._attempt(name, formulation, [*candidates, found], what, begin)
-                begin = solution.start or begin
-                found = nearer or found
-            if found is None:
-                if smallest_tried == charged.total() or solution.min_memory is None:
-                    break
-                if name != OWN and solution.min_memory * unit > HOPELESS * limit:
-                    break
-                # no assignment within the row, which may count more than the simulator: a little above its smallest
-                # (the smallest itself buys its last bytes at any price)
-                budget, smallest_tried = solution.min_memory * unit * 9 // 8, charged.total()
-                continue
-            assert solution.assignment is not None
-            best = found if best is None or rank(found) < rank(best) else best
-            candidates.append(found)
-            if found.fits:
-                beyond = found.prediction.peak_bytes - found.counted
-                room = limit - beyond - budget
-                # the room that is left may buy time, at the price of memory
-                worth = solution.multiplier * (room // unit)
-                if name != OWN or loosened or not charged or worth * 4 <= self.request.gap * found.certificate.cost_ns:
-                    break
-                budget, loosened = limit - beyond, True
-                continue
-            more = self._temporaries(formulation, found, solution.assignment) - charged
-            charged += more
-            formulation = with_temporaries(formulation, prices, sorted(more.elements()))
-            counted = formulation.problem.memory(solution.assignment) * unit
-            over = found.prediction.peak_bytes - limit
-            budget = limit - (found.prediction.peak_bytes - counted)
-            if not more:
-                budget = min(budget, found.counted - unit) - over // 2
-            if budget <= 0:
-                break
-        return best
-
-    def _temporaries(
-        self, formulation: Formulation, found: Found, assignment: Sequence[int] | None
-    ) -> Counter[int]:
-        """Values live at the peak of a plan that the memory row does not count as kept or made again. ``assignment``:
-        of the plan in the formulation, None when it is not of it."""
-        program = self.request.program
-        producer = {v: n for n, node in enumerate(program.nodes) for v in node.outputs if v >= 0}
-        if formulation.modes and assignment is not None:
-            modes = [formulation.modes[c][assignment[c]] for c in formulation.classes.nodes]
-        else:
-            modes = list(pinned_modes(program, found.decisions.recompute, found.decisions.reuse)[0])
-        partners = hub_partners(program)
-        # what a kept copy is a copy of: the row counts the copy
-        held = {v for b in found.decisions.reuse for v in node_inputs(program.nodes[partners[b]])}
-        return Counter(
-            v for v in found.at_peak
-            if v in producer and v not in held
-            and (program.nodes[producer[v]].phase == "backward" or modes[producer[v]] == DROPPED)
-        )
+    def _within(self, name: str, formulation: Formulation, starts: Sequence[Found], what: str) -> Found | None:
+        """The fastest plan that the simulator finds to fit, or the smallest found (see ``fxpar.within``)."""
+        request = self.request
+        return Within(
+            lambda problem, begin_with, begin, times: self._attempt(name, problem, begin_with, what, begin, times),
+            formulation, request.prices(formulation.mesh), limit=request.budget_bytes, gap=request.gap,
+            own=name == OWN, starts=starts,
+        ).run()
 
     def _solve(self, name: str, formulation: Formulation, starts: Sequence[Found], what: str) -> Found | None:
         return self._attempt(name, formulation, starts, what)[0]
@@ -364,7 +301,7 @@ class Search:
         certificate = Certificate(status, solution.cost, solution.bound, solution.gap or 0.0)  # type: ignore[arg-type]
         found = self.found(name, formulation.decisions(solution.assignment), certificate)
         return replace(found, counted=(solution.memory or 0) * formulation.unit, formulation=formulation,
-                       multiplier=solution.multiplier)
+                       multiplier=solution.multiplier, start=_messages(solution))
 
     def certified(self, chosen: Found, own: Sequence[Found]) -> Certificate:
         """The certificate of the chosen plan: a hand-made one is held against the bound of the free problem of its
@@ -450,6 +387,11 @@ def cost_of(formulation: Formulation, decisions: Decisions) -> int | None:
     """ns of decisions in the priced problem, None when they are not among its assignments."""
     assignment = formulation.assignment(decisions)
     return None if assignment is None else formulation.problem.cost(assignment)
+
+
+def _messages(solution: Solution) -> Start | None:
+    """Where another problem may begin, without what only the very same one can take up."""
+    return None if solution.start is None else replace(solution.start, prepared=None)
 
 
 def _held_against(cost: int, certificate: Certificate) -> Certificate:

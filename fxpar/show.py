@@ -44,6 +44,11 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
              "prediction": None if c.prediction is None else _facts(c.prediction)}
             for c in plan.candidates
         ],
+        "considered": [
+            {"pp": c.pp, "dp": c.dp, "tp": c.tp, "microbatches": c.microbatches, "estimated_ns": c.estimated_ns,
+             "estimated_bytes": c.estimated_bytes, "step_ns": c.step_ns, "lost": c.lost}
+            for c in plan.considered
+        ],
         "certificate": certificate_facts(plan.certificate),
         "parameters": [{"names": k, "layout": lay, "count": n} for (k, lay), n in parameter_layouts(plan).items()],
         "copies": [{"names": name, "life": life, "count": n, "bytes": total}

@@ -1,28 +1,24 @@
 """What a plan with stages will cost: every stage's pieces replayed, then the schedule's actions walked through.
 
 Time: a rank runs its actions in order; what another rank sends has to have come. A message leaves when both ranks have
-got to it, takes its link's time and nothing of the ranks'. Memory: a rank holds its stages' parameters, gradients and
-optimizer state, what forward keeps of every microbatch in flight, messages under way, and the most that one microbatch
-of a stage needs beside that.
+got to it, takes its link's time and nothing of the ranks'. Memory: see :mod:`fxpar.stage_memory`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from fxpar.cost.cluster import Cluster
-from fxpar.plans.layout import local_shape
 from fxpar.plans.plan import CollectiveTotal, Decisions, Prediction
-from fxpar.plans.program import Program, TensorType
+from fxpar.plans.program import Program
 from fxpar.plans.schedule import COMPUTE, SENDS, Action, Schedule, leaves_of, rank_of_stage
 from fxpar.prices import MovingKind, Prices
-from fxpar.replay_microbatches import kept_bytes, replay_pieces_memory
-from fxpar.runtime.local import LocalProgram, type_bytes
-from fxpar.runtime.rewrite.localise import localise
+from fxpar.runtime.local import LocalProgram
 from fxpar.runtime.rewrite.stage_pieces import StagePieces, stage_decisions, stage_mesh, stage_pieces, stages_of
-from fxpar.simulate import OptimizerBytes, Static, replay_static, replay_time
+from fxpar.simulate import OptimizerBytes, replay_time
+from fxpar.stage_memory import StageMemory, rank_peaks, rank_static, stage_memory
 from fxpar.timeline import Timeline
 
 
@@ -45,9 +41,7 @@ class StagePrices(Prices):
 
 @dataclass(frozen=True)
 class StageCost:
-    """One stage on one rank: times of its pieces; bytes of what stays, of what a microbatch keeps, and of all that one
-    microbatch needs; bytes that go to the next stage and to the one before; the stored bytes of each parameter that it
-    reads, by position among the whole program's inputs."""
+    """One stage on one rank: times of its pieces, and its memory."""
 
     prologue: Timeline
     forward: Timeline
@@ -55,12 +49,7 @@ class StageCost:
     inputs: Timeline
     weights: Timeline
     epilogue: Timeline
-    static: Static
-    kept: int
-    peak: int
-    sent: int
-    returned: int
-    stored: tuple[tuple[int, int], ...] = ()
+    memory: StageMemory
 
     def timeline(self, kind: str) -> Timeline | None:
         """What an action runs."""
@@ -70,11 +59,13 @@ class StageCost:
 
 @dataclass(frozen=True)
 class Walk:
-    """A schedule walked through: when each rank ends, and per rank what it computes and communicates inside stages."""
+    """A schedule walked through: when each rank ends, and per rank what it computes and communicates inside stages, and
+    how long its actions take (what is hidden behind computation counts once)."""
 
     ends: tuple[int, ...]
     compute: tuple[int, ...]
     communication: tuple[int, ...]
+    busy: tuple[int, ...]
 
     @property
     def step_ns(self) -> int:
@@ -83,7 +74,7 @@ class Walk:
     @property
     def bubble(self) -> float:
         """Share of the step in which the busiest rank waits."""
-        return 1.0 - max(c + m for c, m in zip(self.compute, self.communication, strict=True)) / max(self.step_ns, 1)
+        return 1.0 - max(self.busy) / max(self.step_ns, 1)
 
 
 def simulate_stages(
@@ -100,9 +91,10 @@ def simulate_stages(
         pipeline.schedule, costs, lambda size: whole.collective_ns("send", pipeline.axis, size)
     )
     totals = _totals(decisions, costs, whole)
-    peaks = rank_peaks(pipeline.schedule, costs)
+    memory = [cost.memory for cost in costs]
+    peaks = rank_peaks(pipeline.schedule, memory)
     fullest = max(range(len(peaks)), key=peaks.__getitem__)
-    static = _static(pipeline.schedule, costs, fullest)
+    static = rank_static(pipeline.schedule, memory, fullest)
     busiest = max(range(len(peaks)), key=walk.compute.__getitem__)
     return Prediction(
         step_ns=walk.step_ns, compute_ns=walk.compute[busiest], communication_ns=walk.communication[busiest],
@@ -134,35 +126,14 @@ def stage_costs(
 
 
 def _stage_cost(parts: StagePieces, prices: Prices, optimizer_bytes: OptimizerBytes) -> StageCost:
-    pieces, program = parts.pieces, parts.stage.program
-    whole = localise(program, parts.decisions, (0,) * len(parts.decisions.mesh.axes))
-    static = replay_static(program, whole, optimizer_bytes, pieces.epilogue)
-    # what it only hands on is not its own to keep
-    gradients = tuple(n for n, p in enumerate(parts.results) if program.outputs[p].kind == "gradient")
-    memory = replay_pieces_memory(program, replace(pieces, epilogue=parts.epilogue), gradients)
-    batch = frozenset(n for n, i in enumerate(parts.stage.inputs) if i >= 0 and program.inputs[n].kind == "input")
-    kept = kept_bytes(program, whole, pieces, batch)
-    stored = tuple(
-        (i, type_bytes(whole.types[v]))
-        for i, v, e in zip(parts.stage.inputs, whole.inputs, program.inputs, strict=True) if e.kind == "parameter"
-    )
+    pieces = parts.pieces
 
     def time(local: LocalProgram) -> Timeline:
         return replay_time(local, prices)
 
-    def handed(positions: tuple[int, ...]) -> int:
-        total = 0
-        for position in positions:
-            value, layout = program.outputs[position].value, parts.decisions.outputs[position]
-            shape = local_shape(program.dims[value], layout, pieces.forward.mesh, pieces.forward.coords)
-            total += type_bytes(TensorType(shape, program.types[value].dtype))
-        return total
-
     return StageCost(
         time(pieces.prologue), time(pieces.forward), time(parts.backward), time(parts.backward_inputs),
-        time(parts.backward_weights), time(parts.epilogue), static, kept,
-        max(memory.peak - static.parameters - static.gradients, kept),
-        handed(parts.stage.sent), handed(parts.stage.gradients_sent), stored,
+        time(parts.backward_weights), time(parts.epilogue), stage_memory(parts, optimizer_bytes),
     )
 
 
@@ -170,7 +141,8 @@ def walk_schedule(schedule: Schedule, costs: Sequence[StageCost], send_ns: Calla
     """Run through the actions of every rank; ``send_ns``: time of so many bytes to another rank of the pipeline."""
 
     def sent(action: Action) -> int:
-        return send_ns(costs[action.stage].sent if action.kind == "SEND_F" else costs[action.stage].returned)
+        memory = costs[action.stage].memory
+        return send_ns(memory.sent if action.kind == "SEND_F" else memory.returned)
 
     return walk_actions(schedule, lambda action: costs[action.stage].timeline(action.kind), sent)
 
@@ -186,7 +158,7 @@ def walk_actions(
     """
     rows, places = leaves_of(schedule), rank_of_stage(schedule)
     position, clock = [0] * len(rows), [0] * len(rows)
-    compute, communication = [0] * len(rows), [0] * len(rows)
+    compute, communication, busy = [0] * len(rows), [0] * len(rows), [0] * len(rows)
     # by (stage that reads it, "F" or "B", microbatch): when a value made on this rank is there; when what comes from
     # another rank was sent and what it takes; when the receiver got to it
     made: dict[tuple[int, str, int], int] = {}
@@ -216,6 +188,7 @@ def walk_actions(
                 timeline = timeline_of(a)
                 if timeline is not None:
                     clock[rank] = max(clock[rank], ready) + timeline.step_ns
+                    busy[rank] += timeline.step_ns
                     compute[rank] += timeline.compute_ns
                     communication[rank] += timeline.communication_ns
                 after = (a.stage + 1, "F", a.microbatch) if a.kind in ("F", "SEND_F") else (
@@ -228,68 +201,7 @@ def walk_actions(
                     made[after] = clock[rank]
                 position[rank] += 1
                 moved = True
-    return Walk(tuple(clock), tuple(compute), tuple(communication))
-
-
-def rank_peaks(schedule: Schedule, costs: Sequence[StageCost]) -> tuple[int, ...]:
-    """Per rank of the pipeline the most bytes that it holds."""
-    found = []
-    for rank in range(len(schedule.ranks)):
-        static = _static(schedule, costs, rank)
-        found.append(static.parameters + static.gradients + static.optimizer + _most_held(schedule, costs, rank))
-    return tuple(found)
-
-
-def _static(schedule: Schedule, costs: Sequence[StageCost], rank: int) -> Static:
-    """What a rank's stages store; a parameter that several of them read is stored once."""
-    mine = [costs[s] for s, place in enumerate(rank_of_stage(schedule)) if place == rank]
-    stored = dict(pair for cost in mine for pair in cost.stored)
-    twice = sum(size for cost in mine for _, size in cost.stored) - sum(stored.values())
-    return Static(
-        sum(c.static.parameters for c in mine) - twice, sum(c.static.gradients for c in mine),
-        sum(c.static.optimizer for c in mine),
-    )
-
-
-def _most_held(schedule: Schedule, costs: Sequence[StageCost], rank: int) -> int:
-    """Most bytes of a rank beside what its stages store."""
-    places = rank_of_stage(schedule)
-    held = most = 0
-    asked: dict[tuple[int, str, int], int] = {}  # what comes: how much had been sent to its rank when it was asked for
-    going: dict[int, list[int]] = {}  # per rank what is under way to it, and what has been and is known to have arrived
-
-    def handed(a: Action, step: int) -> int:
-        """Bytes that ``a`` reads of the stage ``step`` further."""
-        if not 0 <= a.stage + step < len(places):
-            return 0
-        return costs[a.stage + step].sent if step < 0 else costs[a.stage + step].returned
-
-    for a in leaves_of(schedule)[rank]:
-        cost = costs[a.stage]
-        if a.kind in SENDS:
-            peer = places[a.stage + (1 if a.kind == "SEND_F" else -1)]
-            size = cost.sent if a.kind == "SEND_F" else cost.returned
-            going.setdefault(peer, []).append(size)
-            held += size
-        elif a.kind in SENDS.values():
-            step = -1 if a.kind == "RECV_F" else 1
-            asked[a.stage, a.kind[-1], a.microbatch] = len(going.get(places[a.stage + step], ()))
-            held += handed(a, step)
-        elif a.kind in ("F", "B", "I"):
-            step = -1 if a.kind == "F" else 1
-            before = asked.get((a.stage, "F" if a.kind == "F" else "B", a.microbatch))
-            if before is not None:
-                # it is the action's own now; and what was sent there before it was asked for has arrived
-                there = going.get(places[a.stage + step], [])
-                held -= handed(a, step) + sum(there[:before])
-                there[:before] = [0] * before
-        if a.kind == "F":
-            held += cost.kept
-        if a.kind in COMPUTE:
-            most = max(most, held - cost.kept + cost.peak)
-        if a.kind in ("B", "W"):
-            held -= cost.kept
-    return most
+    return Walk(tuple(clock), tuple(compute), tuple(communication), tuple(busy))
 
 
 def _totals(decisions: Decisions, costs: tuple[StageCost, ...], whole: Prices) -> tuple[CollectiveTotal, ...]:
@@ -311,7 +223,7 @@ def _totals(decisions: Decisions, costs: tuple[StageCost, ...], whole: Prices) -
                 moved[key] += total.bytes
                 spent[key] += total.ns
             if a.kind in ("SEND_F", "SEND_B") and places:
-                size = cost.sent if a.kind == "SEND_F" else cost.returned
+                size = cost.memory.sent if a.kind == "SEND_F" else cost.memory.returned
                 counts["send", name] += 1
                 moved["send", name] += size
                 spent["send", name] += whole.collective_ns("send", pipeline.axis, size)

@@ -21,7 +21,7 @@ from fxpar.plans.program import Program
 from fxpar.schedules import kind_of, make_schedule, stages_per_rank
 from fxpar.show import gib
 from fxpar.simulate import OptimizerBytes
-from fxpar.simulate_stages import StagePrices, simulate_stages
+from fxpar.simulate_stages import StageCost, StagePrices, Walk, simulate_stages, stage_costs
 from fxpar.stage_cuts import even_cuts, layer_of
 
 AXIS = "pp"
@@ -85,21 +85,11 @@ def with_stages(
         FxparError: there are no such stages, or no such schedule for these numbers.
         Infeasible: a stage does not fit the memory.
     """
-    schedule = make_schedule(staged.schedule, staged.ranks, program.microbatches, staged.per_rank)
-    cuts = even_cuts(program, inside, staged.prices(cluster, staged.inside), schedule.stages)
-    alone = len(staged.mesh.axes) == 1
-
-    def layout(found: Layout) -> Layout:
-        return (REPLICATE,) if alone else (*found[: staged.axis], REPLICATE, *found[staged.axis :])
-
-    decisions = msgspec.structs.replace(
-        inside, mesh=staged.mesh,
-        choices=tuple((".",) if alone else (*c[: staged.axis], ".", *c[staged.axis :]) for c in inside.choices),
-        inputs=tuple(map(layout, inside.inputs)), outputs=tuple(map(layout, inside.outputs)),
-        pipeline=Pipeline(staged.axis, cuts, schedule),
-    )
-    prediction, walk = simulate_stages(program, decisions, cluster, optimizer_bytes)
+    decisions, prediction, walk = StageCutter(program, inside, cluster, optimizer_bytes).cut(staged)
     if prediction.peak_bytes > budget:
+        pipeline = decisions.pipeline
+        assert pipeline is not None
+        schedule = pipeline.schedule
         raise Infeasible(
             f"a stage does not fit: it needs {gib(prediction.peak_bytes)} of {gib(budget)} per device",
             where=f"{schedule.stages} stages of about equal time, schedule {schedule.name}, "
@@ -108,8 +98,59 @@ def with_stages(
                     f"optimizer {gib(prediction.optimizer_bytes)}, activations {gib(prediction.activation_bytes)}",
             way_out="more microbatches (--microbatches), --zero 3, --recompute on, or more ranks",
         )
-    modules = [program.nodes[cut].module for cut in cuts]
+    return (decisions, prediction, Certificate("pinned", prediction.step_ns, 0, 1.0),
+            stages_in_words(program, decisions, walk))
+
+
+class StageCutter:
+    """Cuts a program, decided on the mesh inside a stage, into stages; the schedules with as many stages per rank
+    have the same cuts and costs, which are found once."""
+
+    def __init__(
+        self, program: Program, inside: Decisions, cluster: Cluster, optimizer_bytes: OptimizerBytes
+    ) -> None:
+        self.program, self.inside, self.cluster, self.optimizer_bytes = program, inside, cluster, optimizer_bytes
+        self.cuts: dict[int, tuple[int, ...]] = {}
+        self.costs: dict[int, tuple[StageCost, ...]] = {}
+
+    def cut(self, staged: Staged) -> tuple[Decisions, Prediction, Walk]:
+        """The decisions on the whole mesh, and what they cost.
+
+        Raises:
+            FxparError: there are no such stages, or no such schedule for these numbers.
+        """
+        schedule = make_schedule(staged.schedule, staged.ranks, self.program.microbatches, staged.per_rank)
+        count = schedule.stages
+        if count not in self.cuts:
+            prices = staged.prices(self.cluster, staged.inside)
+            self.cuts[count] = even_cuts(self.program, self.inside, prices, count)
+        decisions = _on_whole_mesh(staged, self.inside, Pipeline(staged.axis, self.cuts[count], schedule))
+        if count not in self.costs:
+            self.costs[count] = stage_costs(self.program, decisions, self.cluster, self.optimizer_bytes)
+        prediction, walk = simulate_stages(
+            self.program, decisions, self.cluster, self.optimizer_bytes, self.costs[count])
+        return decisions, prediction, walk
+
+
+def _on_whole_mesh(staged: Staged, inside: Decisions, pipeline: Pipeline) -> Decisions:
+    alone = len(staged.mesh.axes) == 1
+
+    def layout(found: Layout) -> Layout:
+        return (REPLICATE,) if alone else (*found[: staged.axis], REPLICATE, *found[staged.axis :])
+
+    return msgspec.structs.replace(
+        inside, mesh=staged.mesh,
+        choices=tuple((".",) if alone else (*c[: staged.axis], ".", *c[staged.axis :]) for c in inside.choices),
+        inputs=tuple(map(layout, inside.inputs)), outputs=tuple(map(layout, inside.outputs)), pipeline=pipeline,
+    )
+
+
+def stages_in_words(program: Program, decisions: Decisions, walk: Walk) -> str:
+    """Where stages begin, when they run, and how long ranks wait."""
+    pipeline = decisions.pipeline
+    assert pipeline is not None
+    schedule = pipeline.schedule
+    modules = [program.nodes[cut].module for cut in pipeline.cuts]
     before = [layer_of(module) or module or "ops of the model itself" for module in modules]
-    words = (f"{schedule.stages} on {AXIS}, cut before {', '.join(before[:6])}{' ...' if len(before) > 6 else ''}; "
-             f"{schedule.name}, {schedule.microbatches} microbatches; ranks wait {walk.bubble:.0%} of the step")
-    return decisions, prediction, Certificate("pinned", prediction.step_ns, 0, 1.0), words
+    return (f"{schedule.stages} on {AXIS}, cut before {', '.join(before[:6])}{' ...' if len(before) > 6 else ''}; "
+            f"{schedule.name}, {schedule.microbatches} microbatches; ranks wait {walk.bubble:.0%} of the step")

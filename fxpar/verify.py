@@ -18,8 +18,8 @@ import msgspec
 import torch
 
 from fxpar.capture.retype import ALL_DOUBLE, retype
+from fxpar.captured import capture_program
 from fxpar.comparison import Comparison, Row, compare_kind
-from fxpar.compile import capture_program
 from fxpar.model_source import OPTIMIZERS, ModelSource
 from fxpar.plans.codec import encode
 from fxpar.plans.errors import FxparError, UnsupportedError

@@ -20,7 +20,17 @@ from fxpar.plans.check import check_plan
 from fxpar.plans.errors import PlanFileError
 from fxpar.plans.layout import Dims, Layout
 from fxpar.plans.mesh import Mesh
-from fxpar.plans.plan import FORMAT_VERSION, Candidate, Certificate, Decisions, Fingerprint, Pipeline, Plan, Prediction
+from fxpar.plans.plan import (
+    FORMAT_VERSION,
+    Candidate,
+    Certificate,
+    Considered,
+    Decisions,
+    Fingerprint,
+    Pipeline,
+    Plan,
+    Prediction,
+)
 from fxpar.plans.program import Arg, Constant, Input, Microbatches, Node, Output, Program, TensorType
 
 MAGIC = "fxpar-plan"
@@ -78,6 +88,7 @@ class Wire(msgspec.Struct, frozen=True):
     reduce_each: tuple[int, ...] = ()
     held: tuple[int, ...] = ()
     pipeline: Pipeline | None = None
+    considered: tuple[Considered, ...] = ()
 
 
 def _intern(items: Iterable[T]) -> tuple[tuple[T, ...], dict[T, int]]:
@@ -106,7 +117,7 @@ def to_wire(plan: Plan) -> Wire:
         program.constants, program.baked, program.call, program.structure, decisions.mesh, decisions.recompute,
         decisions.reuse, plan.cluster, plan.memory_bytes, plan.prediction, plan.candidates, plan.certificate,
         plan.fingerprint, plan.provenance, plan.reserve_bytes, program.time, decisions.reduce_each,
-        decisions.held, decisions.pipeline,
+        decisions.held, decisions.pipeline, plan.considered,
     )
 
 
@@ -142,7 +153,7 @@ def from_wire(wire: Wire) -> Plan:
         wire.recompute, wire.reuse, wire.reduce_each, wire.held, wire.pipeline,
     )
     return Plan(program, decisions, wire.cluster, wire.memory_bytes, wire.prediction, wire.candidates,
-                wire.certificate, wire.fingerprint, wire.provenance, wire.reserve_bytes)
+                wire.certificate, wire.fingerprint, wire.provenance, wire.reserve_bytes, wire.considered)
 
 
 def encode(plan: Plan) -> bytes:

@@ -90,6 +90,21 @@ class Candidate(msgspec.Struct, frozen=True):
     note: str = ""
 
 
+class Considered(msgspec.Struct, frozen=True, array_like=True):
+    """A shape that the search weighed: ``pp`` x ``dp`` x ``tp`` ranks and ``microbatches``, what it was estimated to
+    take (ns, bytes), what it took when searched and simulated in full (None: it was not), and why it was not chosen
+    (empty: it was)."""
+
+    pp: int
+    dp: int
+    tp: int
+    microbatches: int
+    estimated_ns: int
+    estimated_bytes: int
+    step_ns: int | None
+    lost: str
+
+
 class Proof(msgspec.Struct, frozen=True):
     """A lower bound of a priced problem and what it rests on (see ``fxpar.solver.certificate``).
 
@@ -178,7 +193,7 @@ class Fingerprint(msgspec.Struct, frozen=True):
 
 class Plan(msgspec.Struct, frozen=True):
     """A whole plan file. ``memory_bytes``: the budget per device, without the ``reserve_bytes`` that are left alone;
-    ``provenance``: how it was made, for people."""
+    ``provenance``: how it was made, for people; ``considered``: shapes weighed, where the shape was not asked for."""
 
     program: Program
     decisions: Decisions
@@ -190,3 +205,4 @@ class Plan(msgspec.Struct, frozen=True):
     fingerprint: Fingerprint
     provenance: tuple[tuple[str, str], ...] = ()
     reserve_bytes: int = 0
+    considered: tuple[Considered, ...] = ()

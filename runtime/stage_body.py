@@ -247,11 +247,10 @@ class StageBody:
             return {self.stage.outputs[p]: self.early_result(self.pieces.epilogue.outputs[p])
                     for p in self.parts.results if self.program.outputs[p].kind != "gradient"}
         ends = dict(zip(self.pieces.totals, self.totals_in, strict=True))
-        results = self.epilogue([
-            self.value(ends[v], {}, 0) if v in ends else self.early_result(v) for v in self.parts.epilogue.inputs
-        ])
+        row = [self.value(ends[v], {}, 0) if v in ends else self.early_result(v) for v in self.parts.epilogue.inputs]
         self.totals.clear()
         self.joined = {value: {} for value in self.joined}
+        results = self.epilogue(row)
         return {self.stage.outputs[p]: t for p, t in zip(self.parts.results, results, strict=True)}
 
     def early_result(self, value: int) -> torch.Tensor:

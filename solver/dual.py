@@ -39,6 +39,8 @@ PROMISE = 8
 STIRRED_SHARES = (3, 30, 10, 2, 20, 4, 100, 8, 1000)
 STIRRED_TIMES = (12, 24, 8, 32, 4, 64, 2, 128)
 STIRRED_SWEEPS = 4
+#: From a price near the best the first steps are small: by so many eighths.
+NEAR_STEPS = (9, 10, 12)
 #: Elimination is not tried on graphs with more table entries: looking for states to spare would take longer than it.
 WIDE = 20_000_000
 #: Decoding costs more than a sweep: only the first few sweeps and then every so many are decoded.
@@ -79,6 +81,7 @@ NO_BRACKET = Bracket()
 class Dual:
     """Bounds and choices for one graph.
 
+    near      whether the price of `start` is taken to be near the best.
     narrow    whether elimination solves the priced graph exactly; `exact_bound` (ns) at `exact_price` is its best.
     impossible proven that every choice is forbidden.
     ended     whether `close` tried all prices that promise something.
@@ -87,7 +90,7 @@ class Dual:
     pool      the choices found, without repetition.
     """
 
-    def __init__(self, scaled: Scaled, arcs: Arcs, start: Start | None = None) -> None:
+    def __init__(self, scaled: Scaled, arcs: Arcs, start: Start | None = None, near: bool = True) -> None:
         self.start = start
         self.graph = scaled.graph
         self.arcs = arcs
@@ -107,6 +110,7 @@ class Dual:
         self._at_most: int | None = None
         self._free: Point | None = None  # what price 0 gives, where that fits
         self._best_price = False  # the bracket is closed
+        self._steps = 0 if start is not None and near else len(NEAR_STEPS)  # taken from the price of the start
         self.ended = True  # not for want of prices alone
 
     def offer(self, choice: list[int]) -> None:
@@ -200,7 +204,8 @@ class Dual:
             if self.start is not None:
                 price = min(int(self.start.price * (1 << (self.scaled.shift + PRICE_BITS))), self.scaled.largest_price)
             elif low is not None and (self.best is not None or self._at_most is not None):
-                price = min(self._first_price(low), self.scaled.largest_price)
+                # what is freed last costs more than what is freed on average
+                price = min(self._first_price(low) * 3 // 2, self.scaled.largest_price)
         point = self._exactly(price)
         if self.narrow:
             return price, point
@@ -377,12 +382,14 @@ class Dual:
         """The next price: where the priced costs of both ends meet, kept off the ends; None when they are close."""
         if high is None:
             assert low is not None
-            if self.start is not None and low.price:
-                return max(low.price + 1, low.price * 9 // 8)
+            if self._steps < len(NEAR_STEPS) and low.price:
+                self._steps += 1
+                return max(low.price + 1, low.price * NEAR_STEPS[self._steps - 1] // 8)
             guess = self._first_price(low)
             return guess if low.price == 0 else max(2 * low.price, min(guess, 4 * low.price))
         if low is None:
-            return high.price * 7 // 8
+            self._steps += 1
+            return high.price * 8 // NEAR_STEPS[min(self._steps, len(NEAR_STEPS)) - 1]
         width = high.price - low.price
         if width <= max(1, high.price // 200) or self._promise(low, high) * PROMISE <= self._gap * abs(low.cost):
             return None

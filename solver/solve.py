@@ -34,6 +34,8 @@ PERSISTENT = 10
 SWEPT = 5_000_000
 #: Graphs of more states are not searched for states that others replace: it takes longer than it spares.
 MANY_STATES = 10_000
+#: Prices tried on a wide graph before something good is looked for that spares states.
+WIDE_PRICES = 3
 #: Only graphs of fewer states may be small enough to settle.
 FEW_STATES = 6_000
 
@@ -256,13 +258,13 @@ class _Run:
         return None
 
     def bounded(self, scaled: Scaled, pruned: bool) -> Dual:
-        """Runs the search over prices on a graph and takes over what it finds; on a wide graph at first for one price
-        only: once something good is found there, states can be spared."""
-        dual = Dual(scaled, Arcs(scaled.graph), self.start)
+        """Runs the search over prices on a graph and takes over what it finds; on a wide graph at first for a few
+        prices only: once something good is found there, states can be spared."""
+        dual = Dual(scaled, Arcs(scaled.graph), self.start, near=not pruned or self.bracket.high is not None)
         known = None if self.best is None else scaled.graph.positions(self.best)
         if known is not None:
             dual.offer(known)
-        prices = PRICES if pruned or dual.passing.work <= WIDE or self.best is None else 1
+        prices = PRICES if pruned or dual.passing.work <= WIDE or self.best is None else WIDE_PRICES
         self.bracket = dual.close(self.gap / 2, self.best_cost, self.bracket, prices)
         self.take(dual, pruned)
         return dual

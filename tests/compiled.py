@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from fxpar.compile import Captured, capture_program, compile_model
+from fxpar.captured import Captured, capture_program
+from fxpar.compile import compile_model
 from fxpar.cost.cluster import parse_cluster
 from fxpar.model_source import ModelSource
 from fxpar.plans.mesh import parse_mesh

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fxpar.captured import capture_program
 from fxpar.certificate import certificate_findings
 from fxpar.certify import certify, question_of
-from fxpar.compile import capture_program, compile_model
+from fxpar.compile import compile_model
 from fxpar.formulate import formulate
 from fxpar.model_source import load_model_source
 from fxpar.plans.codec import decode, encode

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from fxpar.compile import build_model, chosen_cluster, compile_model
+from fxpar.captured import build_model
+from fxpar.compile import chosen_cluster, compile_model
 from fxpar.model_source import ModelSource, load_model_source
 from fxpar.plans.check import plan_problems
 from fxpar.plans.codec import encode, program_digest

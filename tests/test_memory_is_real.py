@@ -9,7 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from fxpar.compile import capture_program, compile_model
+from fxpar.captured import capture_program
+from fxpar.compile import compile_model
 from fxpar.model_source import ModelSource, load_model_source
 from fxpar.plans.plan import Plan
 from fxpar.progress import silent

@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from fxpar.capture.retype import ALL_DOUBLE, retype
+from fxpar.captured import capture_program
 from fxpar.check import check_plan_with_model
-from fxpar.compile import capture_program, compile_model
+from fxpar.compile import compile_model
 from fxpar.microbatches import split_in_time
 from fxpar.model_source import load_model_source
 from fxpar.plans.codec import decode, encode

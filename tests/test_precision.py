@@ -5,7 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from fxpar.compile import capture_program, compile_model
+from fxpar.captured import capture_program
+from fxpar.compile import compile_model
 from fxpar.formulate import formulate
 from fxpar.model_source import ModelSource
 from fxpar.plans.mesh import parse_mesh

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from fxpar.compile import capture_program, compile_model
+from fxpar.captured import capture_program
+from fxpar.compile import compile_model
 from fxpar.model_source import load_model_source
 from fxpar.plans.check import plan_problems
 from fxpar.plans.codec import decode, encode
@@ -26,6 +27,7 @@ from fxpar.show import plan_text
 from fxpar.simulate import Static
 from fxpar.simulate_stages import StageCost, walk_schedule
 from fxpar.stage_cuts import best_cuts, layer_of
+from fxpar.stage_memory import StageMemory
 from fxpar.timeline import Timeline
 
 MODELS = Path(__file__).parent / "models"
@@ -141,8 +143,9 @@ def costs(stages, forward, inputs, weights, sent=0):
     def time(ns):
         return Timeline(ns, ns, 0, ())
 
+    memory = StageMemory(Static(0, 0, 0), (), 0, 0, 1, 1, (), sent, sent, 0)
     return [StageCost(time(0), time(forward), time(inputs + weights), time(inputs), time(weights), time(0),
-                      Static(0, 0, 0), 1, 1, sent, sent)] * stages
+                      memory)] * stages
 
 
 @given(st.integers(1, 6), st.integers(1, 12), st.integers(1, 9), st.integers(1, 9), st.integers(1, 9))

@@ -38,7 +38,7 @@ from collections.abc import Callable, Iterator, Sequence  # noqa: E402
 from typing import Any  # noqa: E402
 
 TIMED = {
-    "capture": ("fxpar.compile", "_capture_whole"),
+    "capture": ("fxpar.compile", "capture_whole"),
     "search": ("fxpar.compile", "run_search"),
     "solver": ("fxpar.search", "solve"),
 }

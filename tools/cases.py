@@ -153,7 +153,7 @@ def run_case(path: Path, modes: list[str], ranks: str, results: Path, fork: bool
 
 def capture_case(path: Path) -> tuple[Any, Any]:
     """(the case as a model to compile, its program): the same for every mode."""
-    from fxpar.compile import capture_program
+    from fxpar.captured import capture_program
     from fxpar.model_source import load_model_source
     from fxpar.progress import silent
 

@@ -37,7 +37,8 @@ from typing import Any  # noqa: E402
 
 import torch  # noqa: E402
 
-from fxpar.compile import Captured, capture_program, compile_model  # noqa: E402
+from fxpar.captured import Captured, capture_program  # noqa: E402
+from fxpar.compile import compile_model  # noqa: E402
 from fxpar.cost.cluster import Cluster, parse_cluster  # noqa: E402
 from fxpar.cost.collectives import CollectiveKind, collective_ns  # noqa: E402
 from fxpar.cost.compute import Work, compute_ns  # noqa: E402
@@ -228,7 +229,7 @@ def compiled(source: ModelSource, captured: Captured, precision: str, cluster: s
     """Compile for one cluster and count again; what stops the compiler is in the row."""
     start = time.monotonic()
     try:
-        plan = compile_model(source, cluster=cluster, captured=captured, precision=precision).plan
+        plan = compile_model(source, cluster=cluster, captured=captured, precision=precision, microbatches=1).plan
     except FxparError as error:
         return Row(source.name, cluster, seconds=time.monotonic() - start, error=str(error).splitlines()[0])
     return row_of(plan, cluster, time.monotonic() - start)

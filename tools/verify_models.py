@@ -30,7 +30,8 @@ import warnings  # noqa: E402
 import torch  # noqa: E402
 
 from fxpar import verify, verify_worker  # noqa: E402
-from fxpar.compile import capture_program, compile_model  # noqa: E402
+from fxpar.captured import capture_program  # noqa: E402
+from fxpar.compile import compile_model  # noqa: E402
 from fxpar.model_source import load_model_source  # noqa: E402
 from fxpar.plans.errors import FxparError  # noqa: E402
 from fxpar.progress import silent  # noqa: E402

@@ -41,7 +41,8 @@ from multiprocessing.connection import Connection  # noqa: E402
 import torch  # noqa: E402
 import transformers  # noqa: E402
 
-from fxpar.compile import capture_program, compile_model  # noqa: E402
+from fxpar.captured import capture_program  # noqa: E402
+from fxpar.compile import compile_model  # noqa: E402
 from fxpar.plans.errors import FxparError  # noqa: E402
 from fxpar.progress import silent  # noqa: E402
 from fxpar.verify import verify_plan  # noqa: E402

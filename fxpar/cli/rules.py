@@ -11,7 +11,7 @@ from fxpar.cli.terminal import make_progress, show_report
 from fxpar.plans.errors import FxparError
 
 if TYPE_CHECKING:
-    from fxpar.compile import Captured
+    from fxpar.captured import Captured
     from fxpar.model_source import ModelSource
 
 LIST_EXAMPLE = """
@@ -166,7 +166,7 @@ def captured_model(options: argparse.Namespace) -> "tuple[Captured, ModelSource]
     """The program that MODEL and its options describe, and their source."""
     source = option.model_source(options)
 
-    from fxpar.compile import capture_program
+    from fxpar.captured import capture_program
 
     progress = make_progress(as_json=options.json)
     return capture_program(source, outputs=("loss",), precision="fp32", progress=progress), source

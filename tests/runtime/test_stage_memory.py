@@ -16,11 +16,14 @@ from fxpar.progress import silent
 from fxpar.reference import built
 from fxpar.runtime.model import load
 from fxpar.schedules import SCHEDULES
-from fxpar.simulate_stages import rank_peaks, stage_costs
+from fxpar.simulate_stages import stage_costs
+from fxpar.stage_memory import rank_peaks
 from fxpar.verify import MEMORY_TOLERANCE, verify_plan
 from fxpar.verify_worker import peak_of_step
 from tools.forked_ranks import forked_ranks
 
+TOO_MUCH = 0.12
+"""What may be predicted too much where backward runs in two parts: what lies between them is counted as all there."""
 FOLDER = Path(__file__).parent.parent / "memory_models"
 
 @functools.cache
@@ -45,7 +48,7 @@ def predicted(plan, source):
     state = optimizer_state_bytes(source, list(source.build().named_parameters()))
     costs = stage_costs(plan.program, plan.decisions, parse_cluster(str(plan.decisions.mesh.world_size)),
                         lambda dtype, name: state[name].bytes_per_element if name in state else 0)
-    return rank_peaks(plan.decisions.pipeline.schedule, costs)
+    return rank_peaks(plan.decisions.pipeline.schedule, [cost.memory for cost in costs])
 
 
 def measured(plans, source, folder):
@@ -75,8 +78,9 @@ def check(model, mesh, schedules, folder):
         said = predicted(plan, source)
         print(model, mesh, schedule, [f"{a} held {b} ({a / b - 1:+.2%})" for a, b in zip(said, held, strict=True)])
         assert plan.prediction.peak_bytes == max(said)
+        above = TOO_MUCH if SCHEDULES[schedule].splits_backward else MEMORY_TOLERANCE
         for a, b in zip(said, held, strict=True):
-            assert abs(a - b) <= MEMORY_TOLERANCE * b, (schedule, said, held)
+            assert -MEMORY_TOLERANCE * b <= a - b <= above * b, (schedule, said, held)
 
 
 def test_ranks_of_a_tied_model_hold_what_is_predicted(tmp_path):

@@ -10,7 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fxpar.compile import capture_program, compile_model
+from fxpar.captured import capture_program
+from fxpar.compile import compile_model
 from fxpar.cost.cluster import parse_cluster
 from fxpar.formulate import Formulation, formulate
 from fxpar.model_source import load_model_source
