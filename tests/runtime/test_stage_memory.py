@@ -8,7 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from fxpar.compile import capture_program, compile_model
+from fxpar.captured import capture_program
+from fxpar.compile import compile_model
 from fxpar.cost.cluster import parse_cluster
 from fxpar.model_source import load_model_source
 from fxpar.optimizer_state import optimizer_state_bytes
