@@ -247,3 +247,14 @@ def test_random_decisions_of_time_are_drawn():
     program = split_in_time(captured("vit")[0], 2)
     drawn = [random_decisions(program, parse_mesh("2"), seed) for seed in range(20)]
     assert len({len(d.reduce_each) for d in drawn}) > 2 and len({len(d.held) for d in drawn}) > 2
+
+
+def test_a_loss_that_the_model_rounds_is_added_up_before_it_is_rounded():
+    source = source_of("bert")
+    whole = capture_program(source, outputs=("loss",), precision="bf16", progress=silent)[0]
+    loss = next(o for o in whole.outputs if o.kind == "loss")
+    assert whole.types[loss.value].dtype == "bfloat16"
+    plan = compile_model(source, mesh="2", precision="bf16", microbatches=3).plan
+    loss = next(o for o in plan.program.outputs if o.kind == "loss")
+    assert plan.program.types[loss.value].dtype == "float32"
+    assert verify_plan(plan, source).ok

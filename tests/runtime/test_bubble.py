@@ -170,6 +170,7 @@ def check(schedule, microbatches, folder):
     assert max(tries[-1]) <= TOLERANCE, tries
 
 
+@pytest.mark.slow  # it measures time: other tests beside it would be measured, too
 @pytest.mark.parametrize("schedule", ["1f1b", "zbv"])
 def test_the_bubble_is_the_predicted_one(schedule, tmp_path):
     check(schedule, 4, tmp_path)
