@@ -171,12 +171,6 @@ def check(schedule, microbatches, folder):
 
 
 @pytest.mark.slow  # it measures time: other tests beside it would be measured, too
-@pytest.mark.parametrize("schedule", ["1f1b", "zbv"])
-def test_the_bubble_is_the_predicted_one(schedule, tmp_path):
-    check(schedule, 4, tmp_path)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("microbatches", [4, 8])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_every_schedules_bubble_is_the_predicted_one(schedule, microbatches, tmp_path):
