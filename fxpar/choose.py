@@ -109,7 +109,7 @@ class Survey:
         """The shape's cell: measured, or on the line through two that were (times and bytes are nearly affine in the
         samples of a microbatch)."""
         samples = self.model.batch // (shape.dp * shape.microbatches)
-        large = max(n for n in divisors(self.model.batch) if n <= LARGEST_CELL)
+        large = measured_samples(self.model.batch)[-1]
         if samples in (1, large):
             return self.measure(samples, shape.tp, again)
         return between(self.measure(1, shape.tp, again), self.measure(large, shape.tp, again),
@@ -122,6 +122,11 @@ class Survey:
             self.cells[key] = cell_of(depths, tensor, self.cluster, self.model.optimizer_bytes, self.model.batch_dim,
                                       again=again)
         return self.cells[key]
+
+
+def measured_samples(batch: int) -> tuple[int, ...]:
+    """Samples of the microbatches that are measured."""
+    return tuple(sorted({1, max(n for n in divisors(batch) if n <= LARGEST_CELL)}))
 
 
 def between(one: Cell, other: Cell, share: float) -> Cell:
@@ -205,7 +210,7 @@ def _examine_in_turn(
     while len(sketches) < most and (now := [e for e in todo[:2] if e.step_ns <= best * (1 + SLACK)]):
         todo = todo[len(now) :]
         with request.progress(f"simulating {' and '.join(str(e.shape) for e in now)}"):
-            sketches += _two_at_a_time([Examination(model, cluster, quiet, e).sketched for e in now], apart)
+            sketches += _two_at_a_time([partial(sketched, model, cluster, quiet, e) for e in now], apart)
         best = min([best, *(e.step_ns for e in sketches)])
     sketches.sort(key=lambda e: (e.step_ns, e.estimate.shape))
     chosen = [e for e in sketches if e.step_ns <= best * (1 + SLACK)][: REFINED_OF_LARGE if large else REFINED]
@@ -213,9 +218,21 @@ def _examine_in_turn(
     for n in range(0, len(chosen), 2):
         pair = chosen[n : n + 2]
         with request.progress(f"searching {' and '.join(str(e.estimate.shape) for e in pair)}"):
-            refined += _two_at_a_time(
-                [partial(Examination(model, cluster, quiet, e.estimate).refined, e) for e in pair], apart)
+            refined += _two_at_a_time([partial(refine, model, cluster, quiet, e) for e in pair], apart)
     return [*refined, *(e for e in sketches if e not in chosen)]
+
+
+def sketched(model: Model, cluster: Cluster, request: Request, found: Estimate) -> Examined:
+    """A shape placed as was estimated; what cannot be made of the model says why."""
+    try:
+        return Examination(model, cluster, request, found).sketched()
+    except FxparError as error:
+        return Examined(found, note=error.what)
+
+
+def refine(model: Model, cluster: Cluster, request: Request, sketch: Examined) -> Examined:
+    """A sketch with every placement open."""
+    return Examination(model, cluster, request, sketch.estimate).refined(sketch)
 
 
 def _two_at_a_time(works: Sequence[Callable[[], Examined]], apart: bool) -> list[Examined]:

@@ -7,7 +7,7 @@ from functools import cache
 
 from fxpar.captured import Captured, capture_whole, in_microbatches
 from fxpar.cells import Depths
-from fxpar.choose import Model
+from fxpar.choose import Model, measured_samples
 from fxpar.microbatches import batch_size
 from fxpar.model_source import ModelSource
 from fxpar.plans.errors import FxparError
@@ -55,4 +55,9 @@ def open_model(
         shallow, deeper = (in_microbatches(source, t, count, "exact", outputs, precision, silent)[0] for t in taken)
         return Depths(shallow, deeper, DEPTHS[0], DEPTHS[0] + short.beyond)
 
+    try:
+        for samples in measured_samples(batch):
+            depths(batch // samples)
+    except FxparError:  # some part of the batch is read in pieces that do not divide so
+        return None
     return Model(split, depths, batch, source.batch_dim, 0.5 if precision == "bf16" else 1.0, optimizer_bytes)
