@@ -62,6 +62,7 @@ def test_the_choice_is_the_best_of_every_shape():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(2000)
 @pytest.mark.parametrize(("layers", "width", "batch", "text", "budget"), [
     (4, 256, 8, "1x4:a100", 2**34), (12, 512, 16, "2x4:l40s", 2**28), (8, 512, 8, "8x1:a100", 2**34),
 ])
