@@ -15,7 +15,6 @@ whose choices can be fed stops that: batch statistics, balance losses, centring 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, cast
@@ -44,10 +43,10 @@ from fxpar.rules.ops.hub import HUB
 from fxpar.rules.ops.microbatch import MICROBATCH
 from fxpar.rules.registry import rule_for
 from fxpar.time_parts import cut_dims, join_of, moving_geometry
+from fxpar.wide_loss import with_wide_loss
 
 WHOLE_BATCH_IN_EVERY_MICROBATCH, SUMMAND_OF_WHOLE, PART_OF_WHOLE, ONCE = 1000, 10, 10, 1
 """What versions of a value weigh where there are several: the least is taken."""
-CAST = "aten._to_copy.default"
 SHARE = "aten.div.Scalar"
 """What makes a value that is the same in every microbatch a summand of their sum."""
 
@@ -88,24 +87,7 @@ def split_in_time(program: Program, count: int, *, batch_dim: int | None = None)
     """
     if count == 1:
         return program
-    return _Splitter(_with_wide_loss(program), count, batch_dim).run()
-
-
-def _with_wide_loss(program: Program) -> Program:
-    """The program whose loss is the number before its last rounding, where the model rounds it (cross entropy of
-    bfloat16 logits): shares of a loss are added up as they are computed, not as they are rounded."""
-    reads = Counter(v for node in program.nodes for v in node_inputs(node))
-    for position, output in enumerate(program.outputs):
-        if output.kind == "loss":
-            node = next((n for n in program.nodes if output.value in n.outputs), None)
-            if node is not None and node.op == CAST and not reads[output.value]:
-                before = node_inputs(node)[0]
-                if program.types[before].dtype in ("float32", "float64"):
-                    outputs = list(program.outputs)
-                    outputs[position] = msgspec.structs.replace(output, value=before)
-                    nodes = tuple(n for n in program.nodes if n is not node)
-                    return msgspec.structs.replace(program, outputs=tuple(outputs), nodes=nodes)
-    return program
+    return _Splitter(with_wide_loss(program), count, batch_dim).run()
 
 
 def batch_cuts(program: Program, count: int, batch_dim: int | None = None) -> dict[str, int]:
