@@ -20,7 +20,7 @@ from fxpar.runtime.local import AnyStep, CollectiveStep, LocalProgram, WaitStep
 from fxpar.runtime.rewrite.bucket import free_reductions
 
 #: Bytes of reductions under way at most, unless two are more: one travels while the operand of the next is made.
-IN_FLIGHT_BYTES = 256 * 2**20
+IN_FLIGHT_BYTES = 512 * 2**20
 
 
 def bound_reductions(local: LocalProgram, limit: int = IN_FLIGHT_BYTES) -> LocalProgram:
