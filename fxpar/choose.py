@@ -167,20 +167,23 @@ def choose(model: Model, cluster: Cluster, request: Request, natural: Natural) -
     plain: Found | None = None
     refused: Infeasible | None = None
     candidates: tuple[Candidate, ...] = ()
-    # a large program's own meshes are searched with all others, as their estimates come
-    if not large or not any(e.fits for e in estimates):
+    examined: list[Examined] = []
+    # a large program's own meshes are searched with all others, as their estimates come, and alone where none fits
+    if large:
+        examined = _examine_in_turn(model, cluster, request, estimates, None, large=True)
+    if not any(e.prediction is not None for e in examined):
         try:
             plain, found = natural()
             candidates = tuple(found)
         except Infeasible as error:
             refused = error
-    examined = _examine_in_turn(model, cluster, request, estimates, plain, large=large)
+    if not large:
+        examined = _examine_in_turn(model, cluster, request, estimates, plain, large=False)
     fitting = [e for e in examined if e.prediction is not None]
     best = min(fitting, key=lambda e: e.step_ns, default=None)
     if best is None and plain is None:
-        raise refused or Infeasible(
-            "no shape of the cluster fits the model", numbers=f"the smallest estimate is {estimates[0].peak_bytes:.3g} "
-            f"bytes of {request.budget_bytes}", way_out="more devices (--cluster), or more memory (--memory)")
+        assert refused is not None  # the cluster's own meshes were searched and do not fit either
+        raise refused
     if best is None or (plain is not None and plain.prediction.step_ns <= best.step_ns):
         assert plain is not None
         considered = considered_of(estimates, examined, plain.prediction.step_ns, plain)

@@ -7,11 +7,12 @@ import torch
 
 from fxpar.candidates import Request, natural_meshes
 from fxpar.captured import capture_program
-from fxpar.choose import Examination, Survey, choose
+from fxpar.choose import Examination, Examined, Survey, choose
 from fxpar.compile import compile_model
 from fxpar.cost.cluster import parse_cluster
 from fxpar.open_model import open_model
 from fxpar.plans.codec import decode, encode
+from fxpar.plans.errors import Infeasible
 from fxpar.prices import Prices
 from fxpar.progress import silent
 from fxpar.restrict import roles_of
@@ -87,3 +88,20 @@ def test_a_mesh_that_is_asked_for_is_the_only_one():
     plan = compile_model(decoder_source(layers=2, batch=4), mesh="2").plan
     assert plan.considered == ()
     assert roles_of(plan.decisions.mesh) == ("",)
+
+
+@pytest.mark.parametrize("large", [0, 10**9])
+def test_what_fits_nowhere_is_refused_with_numbers(large, monkeypatch):
+    monkeypatch.setattr("fxpar.choose.LARGE", large)
+    with pytest.raises(Infeasible, match="does not fit") as caught:
+        compile_model(decoder_source(layers=2, batch=4), cluster="1x2:h100", memory=2**17)
+    assert caught.value.numbers and caught.value.way_out
+
+
+def test_the_clusters_own_meshes_are_the_last_resort_of_large_programs(monkeypatch):
+    monkeypatch.setattr("fxpar.choose.LARGE", 0)
+    monkeypatch.setattr("fxpar.choose.sketched", lambda *asked: Examined(asked[-1], note="does not fit"))
+    monkeypatch.setattr("fxpar.choose.refine", lambda *asked: asked[-1])
+    plan = compile_model(decoder_source(layers=2, batch=4), cluster="1x2:h100").plan
+    assert plan.decisions.mesh.sizes == (2,)
+    assert {c.name for c in plan.candidates} >= {"fxpar", "data parallel", "ZeRO-3"}
