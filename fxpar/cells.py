@@ -90,7 +90,7 @@ def cell_of(
     if depths.deeper is None:
         return Cell(nothing.plus(shallow, 1.0 / depths.units), nothing, depths.units)
     deeper = _amounts(depths.deeper, tensor, cluster, optimizer_bytes, batch_dim, again=again)
-    unit = _not_negative(deeper.plus(shallow, -1.0))
+    unit = _not_negative(shallow.to(deeper))
     return Cell(unit, _not_negative(shallow.plus(unit, -float(depths.first))), depths.units)
 
 

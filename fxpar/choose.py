@@ -18,7 +18,7 @@ from fxpar.beside import beside
 from fxpar.candidates import Flight, Found, Request
 from fxpar.cells import Cell, Depths, cell_of
 from fxpar.cost.cluster import Cluster
-from fxpar.often import InTime
+from fxpar.often import ways_in_time
 from fxpar.outer import Estimate, Shape, divisors, estimate, shapes
 from fxpar.plans.errors import FxparError, Infeasible
 from fxpar.plans.mesh import Axis, Mesh
@@ -33,8 +33,6 @@ from fxpar.staged import AXIS, StageCutter, Staged, stages_in_words
 
 LARGEST_CELL = 16
 """Samples of the larger of the two microbatches that are measured."""
-HOLDS = (InTime(), InTime(hold=True), InTime(reduce_each=True, hold=True), InTime(reduce_each=True))
-"""What is done once a step, by ZeRO stage."""
 AGAIN_BUDGETS = 2
 """Times that placements are looked for within less memory when no schedule's stages fit."""
 WORTHWHILE = 300
@@ -290,8 +288,7 @@ class Examination:
         shape, request = self.estimate.shape, self.request
         program = self.model.in_microbatches(shape.microbatches)
         self.inside = Mesh(tuple(Axis(f"a{i}", n) for i, n in enumerate(shape.sizes)))
-        in_time = HOLDS[self.estimate.zero] if program.time is not None else None
-        self.inner = replace(request, program=program, in_time=in_time)
+        self.inner = replace(request, program=program, in_time=ways_in_time(program, self.estimate.zero)[0])
         self.staged: Staged | None = None
         if shape.pp > 1:
             named = () if shape.sizes == (1,) else self.inside.axes
@@ -299,7 +296,7 @@ class Examination:
             prices = staged.prices(self.cluster, self.inside)
             self.inner = replace(
                 self.inner, prices=lambda _: prices, budget_bytes=request.budget_bytes * shape.pp,
-                flight=Flight(min(shape.pp, shape.microbatches)),
+                flight=Flight(shape.pp),
             )
 
     def sketched(self) -> Examined:

@@ -137,8 +137,7 @@ class Search:
         recomputation with which it fits."""
         alone = self.request.program.time is None
         reuse: Reuse = "always" if zero in (1, 2) and alone else "never"
-        in_time = ALONE if alone else self.request.in_time or ALONE
-        return self._fitting(name, mesh, roles, zero > 0, list, reuse, in_time)[0]
+        return self._fitting(name, mesh, roles, zero > 0, list, reuse, self.request.in_time or ALONE)[0]
 
     def manual_beside(self, mesh: Mesh) -> Callable[[], list[Found]]:
         """:meth:`manual`, begun at once beside what follows where that takes long; without the problems solved."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from fxpar.capture.equal_layers import find_stacks
+from fxpar.capture.equal_layers import find_stacks, shorter_table
 from fxpar.capture.stacks import Stack
 from fxpar.model_source import ModelSource
 
@@ -44,9 +44,7 @@ def _shortened(source: ModelSource, stacks: tuple[Stack, ...], units: int) -> Mo
         model = source.build()
         for stack in stacks:
             module = model.get_submodule(stack.path)
-            layers = list(module._modules.values())
-            kept = layers[: stack.first + (units - 1) * stack.period] + layers[stack.end - stack.period :]
-            module._modules = {str(number): layer for number, layer in enumerate(kept)}
+            module._modules = shorter_table(module, stack, units)
         return model
 
     return replace(source, build=build)

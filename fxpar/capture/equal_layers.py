@@ -134,6 +134,13 @@ def _plain(value: Any, depth: int = 3) -> Hashable:
     return id(value) if not depth or len(inside) > 30 else (type(value), _plain(dict(inside), depth - 1))
 
 
+def shorter_table(module: nn.Module, stack: Stack, units: int) -> dict[str, Any]:
+    """The children of a stack's module when it has the first ``units - 1`` units and its last one."""
+    layers = list(module._modules.values())
+    kept = layers[: stack.first + (units - 1) * stack.period] + layers[stack.end - stack.period :]
+    return {str(number): layer for number, layer in enumerate(kept)}
+
+
 @contextmanager
 def shortened(model: nn.Module, stacks: Sequence[Stack], units: int) -> Iterator[tuple[Stack, ...]]:
     """The model with the first ``units - 1`` units of every stack and its last one, for the duration.
@@ -144,11 +151,8 @@ def shortened(model: nn.Module, stacks: Sequence[Stack], units: int) -> Iterator
     try:
         for stack in stacks:
             module = model.get_submodule(stack.path)
-            layers = list(module._modules.values())
-            cut = stack.first + (units - 1) * stack.period
-            kept = layers[:cut] + layers[stack.end - stack.period :]
             tables.append((module, module.__dict__["_modules"]))
-            module.__dict__["_modules"] = {str(number): layer for number, layer in enumerate(kept)}
+            module.__dict__["_modules"] = shorter_table(module, stack, units)
         yield tuple(Stack(s.path, s.first, s.period, units) for s in stacks)
     finally:
         for module, table in tables:
