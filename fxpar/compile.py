@@ -28,6 +28,7 @@ from fxpar.plans.program import Program
 from fxpar.prices import Prices
 from fxpar.progress import Progress, silent
 from fxpar.random_plan import random_decisions
+from fxpar.rare_collections import rare_collections
 from fxpar.restrict import check_axis_names
 from fxpar.rule_coverage import MissingRuleWarning, undeclared_ops
 from fxpar.rules.choices import choice_by_names, sites_of
@@ -48,6 +49,7 @@ class CompileResult:
     plan: Plan
 
 
+@rare_collections()
 def compile_model(
     source: ModelSource,
     *,

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from fxpar.cli import check, compile, explain, rules, show, verify
 from fxpar.plans.errors import FxparError
+from fxpar.rare_collections import rare_collections
 from fxpar.version import VERSION
 
 COMMANDS = (compile, verify, check, show, explain, rules)
@@ -39,7 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     show_traceback = getattr(options, "traceback", False) or os.environ.get("FXPAR_TRACEBACK", "0") not in ("", "0")
     as_json = getattr(options, "json", False)
     try:
-        code = options.run(options)
+        with rare_collections():
+            code = options.run(options)
         sys.stdout.flush()
         return int(code)
     except FxparError as error:
