@@ -175,9 +175,9 @@ def _excess_of_rows(table: IntArray) -> tuple[IntArray | None, int]:
     steps = rows.shape[0] ** 2 * rows.shape[1]
     if steps > COMPARISONS_PER_TABLE:
         return None, table.size
-    forbidden = rows >= BLOCKED
-    difference = rows[:, None, :] - rows[None, :, :]
     # Where a is forbidden nothing is lost by replacing it; where only b is, everything is.
-    difference = np.where(forbidden[None, :, :], -BIG, np.where(forbidden[:, None, :], BIG, difference))
-    most = difference.max(axis=2)
+    replaced = np.where(rows >= BLOCKED, 2 * BIG, rows)
+    most = (rows[:, None, :] - replaced[None, :, :]).max(axis=2)
+    most[most >= BLOCKED] = BIG
+    most[most <= -BLOCKED] = -BIG
     return most[np.ix_(inverse, inverse)], steps + table.size

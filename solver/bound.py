@@ -11,12 +11,14 @@ Costs are scaled by 2**shift to make that rounding harmless, and the memory row 
 
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 
 from fxpar.solver.graph import BLOCKED, Graph, IntArray
 from fxpar.solver.min_plus import MinPlus, both_directions
 from fxpar.solver.problem import LARGEST_TOTAL_COST, largest_finite
+from fxpar.solver.side_by_side import side_by_side
 
 #: A price is an integer count of 1 / 2**PRICE_BITS scaled ns per memory unit.
 PRICE_BITS = 10
@@ -84,14 +86,14 @@ class Scaled:
 
 def scale(graph: Graph, shift: int | None = None) -> Scaled:
     """Prepares `graph`; the shift is as large as the magnitude of the costs allows unless given."""
+    entries = sum(table.size for table in graph.tables)
     if shift is None:
         total = sum(largest_finite(costs) for costs in graph.costs)
-        spread = [int(np.where(table < BLOCKED, table, 0).max()) for table in graph.tables]
+        spread = side_by_side(_largest, graph.tables, entries)
         total += sum(spread[link.table] for link in graph.links)
         shift = max(0, min(10, FINE_BITS - total.bit_length()))
-    scaled = (np.where(table < BLOCKED, table << shift, table) for table in graph.tables)
-    tables = tuple(scaled) if shift else graph.tables
-    pushes = [both_directions(table) for table in tables]
+    tables = tuple(side_by_side(partial(_shifted, shift), graph.tables, entries)) if shift else graph.tables
+    pushes = side_by_side(both_directions, tables, entries)
     return Scaled(
         graph=graph,
         shift=shift,
@@ -100,6 +102,17 @@ def scale(graph: Graph, shift: int | None = None) -> Scaled:
         forward=tuple(forward for forward, _ in pushes),
         backward=tuple(backward for _, backward in pushes),
     )
+
+
+def _largest(table: IntArray) -> int:
+    largest = int(table.max())
+    return largest if largest < BLOCKED else int(np.where(table < BLOCKED, table, 0).max())
+
+
+def _shifted(shift: int, table: IntArray) -> IntArray:
+    shifted = table << shift
+    np.copyto(shifted, table, where=table >= BLOCKED)
+    return shifted
 
 
 def no_messages(graph: Graph) -> Messages:

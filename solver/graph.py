@@ -7,11 +7,13 @@ hundreds of distinct tables.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fxpar.solver.problem import FORBIDDEN, IntArray, Problem
+from fxpar.solver.side_by_side import side_by_side
 
 BoolArray = NDArray[np.bool_]
 
@@ -86,15 +88,13 @@ def merge(problem: Problem) -> Graph:
         flipped = edge.u > edge.v
         ends = (edge.v, edge.u) if flipped else (edge.u, edge.v)
         parts.setdefault(ends, []).append((edge.table, edge.weight, flipped))
-    tables: list[IntArray] = []
     place: dict[tuple[tuple[int, int, bool], ...], int] = {}
     links = []
     for u, v in sorted(parts):
         key = tuple(sorted(parts[u, v]))
-        if key not in place:
-            place[key] = len(tables)
-            tables.append(_sum_of_tables(problem, key))
-        links.append(Link(u, v, place[key]))
+        links.append(Link(u, v, place.setdefault(key, len(place))))
+    entries = sum(problem.tables[table].size for key in place for table, _, _ in key)
+    tables = side_by_side(partial(_sum_of_tables, problem), list(place), entries)
     count = len(problem.variables)
     return Graph(
         states=tuple(np.arange(variable.states, dtype=np.int64) for variable in problem.variables),
@@ -129,21 +129,21 @@ def restrict(graph: Graph, live: Sequence[BoolArray]) -> Graph:
         mask_numbers.setdefault(np.packbits(mask).tobytes() + bytes([len(mask) % 8]), len(mask_numbers))
         for mask in live
     ]
-    pieces: dict[tuple[int, int, int], tuple[int, IntArray, IntArray]] = {}
+    wanted: dict[tuple[int, int, int], tuple[IntArray, IntArray, IntArray]] = {}
+    for link in graph.links:
+        key = (link.table, number[link.u], number[link.v])
+        wanted.setdefault(key, (graph.tables[link.table], kept[link.u], kept[link.v]))
+    parts = side_by_side(_split_of, list(wanted.values()), sum(table.size for table, _, _ in wanted.values()))
     tables: list[IntArray] = []
+    pieces: dict[tuple[int, int, int], tuple[int, IntArray, IntArray]] = {}
+    for key, (rows, columns, rest) in zip(wanted, parts, strict=True):
+        pieces[key] = (-1 if rest is None else len(tables), rows, columns)
+        if rest is not None:
+            tables.append(rest)
     links = []
     moved = {(u, v): (rows[kept[u]], columns[kept[v]]) for (u, v), (rows, columns) in graph.moved.items()}
     for link in graph.links:
-        key = (link.table, number[link.u], number[link.v])
-        if key not in pieces:
-            table = graph.tables[link.table][np.ix_(kept[link.u], kept[link.v])]
-            rows, columns, rest = split(table)
-            place = -1
-            if rest is not None:
-                place = len(tables)
-                tables.append(rest)
-            pieces[key] = (place, rows, columns)
-        place, rows, columns = pieces[key]
+        place, rows, columns = pieces[link.table, number[link.u], number[link.v]]
         if place >= 0:
             links.append(Link(link.u, link.v, place))
         costs[link.u] = costs[link.u] + rows
@@ -180,25 +180,39 @@ def split(table: IntArray) -> tuple[IntArray, IntArray, IntArray | None]:
     Every row and column of `table` must hold an entry that is not BIG; BIG entries stay BIG in `rest`.
     """
     rows = table.min(axis=1)
-    rest = table - rows[:, None]
+    rest = np.subtract(table, rows[:, None], order="C")
     columns = rest.min(axis=0)
-    rest = rest - columns[None, :]
+    rest -= columns
     forbidden = table >= BLOCKED
     if not forbidden.any() and not rest.any():
         return rows, columns, None
     rest[forbidden] = BIG
-    return rows, columns, np.ascontiguousarray(rest)
+    return rows, columns, rest
+
+
+def _split_of(wanted: tuple[IntArray, IntArray, IntArray]) -> tuple[IntArray, IntArray, IntArray | None]:
+    """`split` of some rows and columns of a table."""
+    table, rows, columns = wanted
+    if len(rows) < len(table):
+        table = table[rows]
+    return split(table if len(columns) == table.shape[1] else table.take(columns, axis=1))
 
 
 def _sum_of_tables(problem: Problem, key: tuple[tuple[int, int, bool], ...]) -> IntArray:
+    first = problem.tables[key[0][0]]
+    if len(key) == 1 and key[0][1:] == (1, False) and int(first.max()) < FORBIDDEN:
+        return first
     total: IntArray | None = None
-    if len(key) == 1 and key[0][1:] == (1, False) and not (problem.tables[key[0][0]] >= FORBIDDEN).any():
-        return problem.tables[key[0][0]]
+    forbidden: BoolArray | None = None
     for table, weight, flipped in key:
         values = problem.tables[table].T if flipped else problem.tables[table]
-        forbidden = values >= FORBIDDEN
-        scaled = np.where(forbidden, BIG, np.where(forbidden, 0, values) * weight)
-        total = scaled if total is None else np.minimum(total + scaled, BIG)
-        total[forbidden] = BIG
-    assert total is not None
-    return np.ascontiguousarray(total)
+        blocked = values >= FORBIDDEN
+        # what a forbidden entry becomes here, wrapped around or not, is written over below
+        if total is None or forbidden is None:
+            total, forbidden = np.multiply(values, weight, order="C"), blocked
+        else:
+            total += values if weight == 1 else values * weight
+            forbidden |= blocked
+    assert total is not None and forbidden is not None
+    np.copyto(total, BIG, where=forbidden)
+    return total

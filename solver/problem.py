@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fxpar.solver.side_by_side import side_by_side
+
 IntArray = NDArray[np.int64]
 
 #: In a cost vector: this state may not be chosen. In a table: this pair may not be chosen. Larger values count too.
@@ -126,7 +128,7 @@ class Problem:
 
     def _magnitude_faults(self) -> list[str]:
         faults = []
-        largest_pair = [largest_finite(table) for table in self.tables]
+        largest_pair = side_by_side(largest_finite, self.tables, sum(table.size for table in self.tables))
         total = sum(largest_finite(variable.costs) for variable in self.variables)
         total += sum(edge.weight * largest_pair[edge.table] for edge in self.edges)
         if total >= LARGEST_TOTAL_COST:
@@ -139,8 +141,12 @@ class Problem:
 
 def largest_finite(values: IntArray) -> int:
     """The largest absolute value among the entries that are not FORBIDDEN (0 if there are none)."""
-    finite = values[values < FORBIDDEN]
-    return int(np.abs(finite).max()) if finite.size else 0
+    if not values.size:
+        return 0
+    largest = int(values.max())
+    if largest >= FORBIDDEN:
+        largest = int(np.where(values < FORBIDDEN, values, 0).max())
+    return max(largest, abs(min(int(values.min()), 0)))
 
 
 def _variable_faults(variable: Variable) -> list[str]:

@@ -134,7 +134,9 @@ def run_timed(output: str, arguments: Sequence[str]) -> int:
         module = importlib.import_module(module_name)
         setattr(module, name, timed(getattr(module, name), column, spent))
     from fxpar.cli.main import main as fxpar_main
+    from fxpar.cli.short_lived import short_lived
 
+    short_lived()  # as where the command line starts the process
     code = fxpar_main(arguments)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     unit = 1 if sys.platform == "darwin" else 1024

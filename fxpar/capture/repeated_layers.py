@@ -102,18 +102,20 @@ def _replicated(
         except Exception as error:  # as above: what matters is what the whole model says
             raise NotRepeated(f"it cannot be traced with fewer layers: {error}") from error
 
-    def with_three() -> Program:
+    def to_compare() -> tuple[Program, Program]:
+        long_stream = stream()
         with shortened(model, stacks, UNITS - 1):
-            return traced()
+            return long_stream, traced()
 
     # on the meta device nothing is computed: no threads of torch are needed
-    three = beside(with_three, worthwhile=all(s.tensor.is_meta for s in stored_tensors(model).values()))
-    long_stream = stream()
+    compared = beside(to_compare, worthwhile=all(s.tensor.is_meta for s in stored_tensors(model).values()))
     with shortened(model, stacks, UNITS) as four:
-        if not same(replicate(stream(), four, units), long_stream):
-            raise NotRepeated("some layers do something else than others")
+        short_stream = stream()
         program = traced()
-    if not same(replicate(program, four, [UNITS - 1] * len(stacks)), three()):
+    long_stream, three = compared()
+    if not same(replicate(short_stream, four, units), long_stream):
+        raise NotRepeated("some layers do something else than others")
+    if not same(replicate(program, four, [UNITS - 1] * len(stacks)), three):
         raise NotRepeated("three layers are not four without one")
     result = replicate(program, four, units)
     if stored_entries(result) != stored_of(model):

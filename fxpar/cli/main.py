@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Sequence
 
 from fxpar.cli import check, compile, explain, rules, show, verify
+from fxpar.cli.short_lived import short_lived
 from fxpar.plans.errors import FxparError
 from fxpar.rare_collections import rare_collections
 from fxpar.version import VERSION
@@ -34,8 +35,12 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line (`sys.argv[1:]` by default) and return its exit code; usage errors leave through
-    SystemExit(2), as argparse does."""
+    """Run the command line and return its exit code; usage errors leave through SystemExit(2), as argparse does.
+
+    arguments: None: `sys.argv[1:]`, and the process ends with this command.
+    """
+    if arguments is None:
+        short_lived()
     options = make_parser().parse_args(arguments)
     show_traceback = getattr(options, "traceback", False) or os.environ.get("FXPAR_TRACEBACK", "0") not in ("", "0")
     as_json = getattr(options, "json", False)
