@@ -276,13 +276,14 @@ class Examination:
     """One shape, searched and simulated in full. :meth:`sketched`: as people would place it, which is what was
     estimated; :meth:`refined`: with every placement open, from a sketch on.
 
-    ``request``: for the whole batch on one mesh; its budget is that of a device.
+    ``request``: for the whole batch on one mesh; its budget is that of a device. ``schedules``: of stages, those tried.
     """
 
     model: Model
     cluster: Cluster
     request: Request
     estimate: Estimate
+    schedules: Sequence[str] = tuple(SCHEDULES)
 
     def __post_init__(self) -> None:
         shape, request = self.estimate.shape, self.request
@@ -349,8 +350,8 @@ class Examination:
         program = self.inner.program
         cutter = StageCutter(program, found.decisions, self.cluster, self.inner.optimizer_bytes)
         made = []
-        for name, kind in SCHEDULES.items():
-            tried = replace(staged, schedule=name, per_rank=kind.stages_per_rank or 2)
+        for name in self.schedules:
+            tried = replace(staged, schedule=name, per_rank=SCHEDULES[name].stages_per_rank or 2)
             try:
                 decisions, prediction, walk = cutter.cut(tried)
             except FxparError:  # too few layers, or not a number of microbatches for it: there are others

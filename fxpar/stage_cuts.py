@@ -1,7 +1,8 @@
 """Where to cut a program into stages of about equal time.
 
 A cut lies between layers where there are enough of them, else before any op. What an op's module costs in backward is
-counted with its forward ops. Values that cross a cut are not priced here.
+counted with its forward ops, what every stage runs that reads it (casts of parameters, which stand before all layers)
+where it is read first. Values that cross a cut are not priced here.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from collections.abc import Sequence
 
 from fxpar.plans.errors import FxparError
 from fxpar.plans.plan import Decisions
-from fxpar.plans.program import Program
+from fxpar.plans.program import Program, node_inputs
+from fxpar.plans.stages import free_nodes
 from fxpar.prices import Prices
 from fxpar.rules.choices import choice_by_names, sites_of
 
@@ -41,18 +43,20 @@ def even_cuts(program: Program, decisions: Decisions, prices: Prices, stages: in
             way_out=f"at most {max(len(holders), 1)} stages: fewer ranks on pp, or fewer stages per rank",
         )
     last = max(n for n, node in enumerate(program.nodes) if node.phase == "forward")
-    weights = node_weights(program, decisions, prices)
+    free = free_nodes(program)
+    weights = where_read(program, free, node_weights(program, decisions, prices))
     total = [0]
     for index in range(last + 1):
         total.append(total[-1] + weights[index])
-    places = layer_starts(program, last)
+    places = layer_starts(program, last, free)
     if len(places) < stages - 1:
-        places = list(range(1, last + 1))
+        some = [n for n in range(last + 1) if program.nodes[n].phase == "forward" and not free[n]]
+        places = some[1:]
         step = -(-len(places) // MOST_PLACES)
         places = places[::step] if len(places) // step >= stages - 1 else places
     if len(places) < stages - 1:
         raise FxparError(
-            f"{stages} stages cannot be cut out of {last + 1} forward ops", where="--mesh",
+            f"{stages} stages cannot be cut out of {len(places) + 1} forward ops", where="--mesh",
             way_out="fewer ranks on pp, or fewer stages per rank",
         )
     return best_cuts([total[p] for p in places], total[-1], places, stages)
@@ -90,17 +94,35 @@ def layer_of(module: str) -> str:
     return found[1] if found else ""
 
 
-def layer_starts(program: Program, last: int) -> list[int]:
-    """Forward nodes with which another layer begins, or what follows the layers."""
+def layer_starts(program: Program, last: int, free: Sequence[bool]) -> list[int]:
+    """Forward nodes with which another layer begins, or what follows the layers; none of those that every stage runs
+    (``free``)."""
     found: list[int] = []
-    current = ""
+    current: str | None = None
     for index in range(last + 1):
         node = program.nodes[index]
+        if node.phase != "forward" or free[index]:
+            continue
         layer = layer_of(node.module)
-        if node.phase == "forward" and layer != current and index:
+        if layer != current and current is not None:
             found.append(index)
         current = layer
     return found
+
+
+def where_read(program: Program, free: Sequence[bool], weights: Sequence[int]) -> list[int]:
+    """The weights of ``free`` nodes moved to the first forward node that reads them and is not."""
+    moved = list(weights)
+    first: dict[int, int] = {}  # value -> its first reader
+    for index, node in enumerate(program.nodes):
+        for value in node_inputs(node) if node.phase == "forward" else ():
+            first.setdefault(value, index)
+    for index, node in enumerate(program.nodes):
+        readers = [first[v] for v in node.outputs if v in first]
+        if free[index] and readers:
+            moved[min(readers)] += moved[index]
+            moved[index] = 0
+    return moved
 
 
 def node_weights(program: Program, decisions: Decisions, prices: Prices) -> list[int]:

@@ -81,6 +81,13 @@ def stage_at(program: Program, cuts: Sequence[int]) -> tuple[int, ...]:
     return tuple(bisect_right(cuts, index) for index in range(len(program.nodes)))
 
 
+def free_nodes(program: Program) -> tuple[bool, ...]:
+    """Per node, whether every stage runs it that reads it, wherever it stands."""
+    cutter = _Cutter(program, (), 0)
+    cutter.free = cutter.free_values()
+    return tuple(cutter.is_free(index) for index in range(len(program.nodes)))
+
+
 def cut_problems(program: Program, cuts: Sequence[int]) -> Iterator[str]:
     """What is wrong with cutting forward before the nodes ``cuts``."""
     last = max((n for n, node in enumerate(program.nodes) if node.phase == "forward"), default=0)
