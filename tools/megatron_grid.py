@@ -66,7 +66,7 @@ class Case:
 
 
 CASES = {
-    # the batch of a step is what makes 2 M tokens; as in "The Llama 3 Herd of Models" (2024) the sequence is cut to 4096
+    # two million tokens a step, as at first in "The Llama 3 Herd of Models" (2024), here of shorter sequences
     "llama-70b": Case(CONFIGURATIONS["llama-70b"], "causal-lm", 512, 4096, "64x8:h100"),
     # sizes and batch: table 2.1 of "Language Models are Few-Shot Learners" (2020), table 1 of "Efficient Large-Scale
     # Language Model Training on GPU Clusters" (2021)
