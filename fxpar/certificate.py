@@ -19,8 +19,10 @@ from fxpar.priced_problem import formulate_again, formulate_question, named_clus
 from fxpar.prices import Prices
 from fxpar.show import gib, ms
 from fxpar.simulate import simulate
+from fxpar.simulate_stages import simulate_stages
 from fxpar.solver.certificate import problem_digest, proven_bound
 from fxpar.solver.problem import Problem
+from fxpar.work_bound import least_step_ns
 
 NO_PROOF = "no certificate that can be checked"
 
@@ -35,13 +37,11 @@ def certificate_findings(plan: Plan) -> Iterator[Finding]:
         yield Finding("cost", "note", f"not counted again, the cluster is not known here: {error.what}")
         return
     yield from rates_findings(plan, prices)
-    prediction = simulate(plan.program, plan.decisions, prices, lambda dtype, name: 0)
-    if prediction.step_ns == plan.prediction.step_ns:
-        yield Finding("step time", "ok", f"replayed again, {prediction.step_ns} ns (simulated)")
-    else:
-        text = f"the plan says {plan.prediction.step_ns} ns, replayed here {prediction.step_ns} ns (simulated)"
-        yield Finding("step time", "problem", text)
-    if c.status == "random":
+    yield step_finding(plan, prices)
+    yield from everywhere_finding(plan, prices)
+    if plan.decisions.pipeline is not None:
+        yield Finding("cost", "note", "nothing is proven of the placements of plans with stages")
+    elif c.status == "random":
         yield Finding("cost", "note", "random choices: nothing is claimed of their cost")
     elif c.question is None or c.proof is None:
         yield cost_alone(plan, prices)
@@ -79,6 +79,37 @@ def rates_findings(plan: Plan, prices: Prices) -> Iterator[Finding]:
         yield Finding("rates", "ok", f"those of {plan.cluster}")
     else:
         yield Finding("rates", "note", f"those in the plan; {plan.cluster} has other rates here")
+
+
+def step_finding(plan: Plan, prices: Prices) -> Finding:
+    """Is the step time what the simulator counts here?"""
+
+    def nothing(dtype: str, name: str) -> int:
+        return 0
+
+    if plan.decisions.pipeline is None:
+        counted = simulate(plan.program, plan.decisions, prices, nothing).step_ns
+    else:
+        counted = simulate_stages(plan.program, plan.decisions, prices.cluster, nothing)[0].step_ns
+    if counted == plan.prediction.step_ns:
+        return Finding("step time", "ok", f"replayed again, {counted} ns (simulated)")
+    return Finding("step time", "problem",
+                   f"the plan says {plan.prediction.step_ns} ns, replayed here {counted} ns (simulated)")
+
+
+def everywhere_finding(plan: Plan, prices: Prices) -> Iterator[Finding]:
+    """Is the bound on all plans of the cluster what the work alone takes?"""
+    recorded = plan.certificate.everywhere_ns
+    if not recorded:
+        return
+    counted = least_step_ns(plan.program, prices.cluster)
+    if counted == recorded:
+        count = plan.decisions.mesh.world_size
+        yield Finding("any plan", "ok", f"verified: no plan on {count} devices takes less than {ms(counted)}, whatever "
+                                        f"its mesh, stages, microbatches and schedule")
+    else:
+        yield Finding("any plan", "problem", f"the plan says that none takes less than {recorded} ns, the work alone "
+                                             f"takes {counted} ns")
 
 
 def proof_findings(plan: Plan, c: Certificate, proof: Proof, prices: Prices) -> Iterator[Finding]:

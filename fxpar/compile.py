@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
+import msgspec
 import torch
 from torch import nn
 
@@ -40,6 +41,7 @@ from fxpar.simulate import simulate
 from fxpar.splits import BATCH_DIM, Named, named_dims
 from fxpar.staged import stages_asked, with_stages
 from fxpar.version import VERSION
+from fxpar.work_bound import least_step_ns
 
 
 @dataclass(frozen=True)
@@ -177,6 +179,7 @@ def compile_model(
                 staged, program, decisions, machine, optimizer_bytes, budget)
         # what was compared were plans for the ranks of one stage
         candidates = []
+    certificate = msgspec.structs.replace(certificate, everywhere_ns=least_step_ns(program, machine))
     plan = Plan(
         program, decisions, str(machine.world_size) if cluster is None else cluster, budget, prediction,
         tuple(candidates), certificate, fingerprint(program, model),

@@ -220,7 +220,7 @@ def plan_text(plan: Plan, *, full: bool = False) -> str:
     lines += [line for text in notes(plan) for line in ("", f"note: {text}")]
     lines += [line for text in advice(plan, splits) for line in ("", f"advice: {text}")]
     lines += ["", *(certificate_lines(plan.certificate) if plan.decisions.pipeline is None else
-                    ["certificate: nothing is proven of plans with stages"])]
+                    ["certificate: nothing is proven of the placements of plans with stages"]), *everywhere_lines(plan)]
     if full:
         lines += ["", canonical_text(plan).rstrip()]
     return "\n".join(lines)
@@ -252,6 +252,7 @@ def certificate_facts(c: Certificate) -> dict[str, Any]:
         "status": c.status, "cost_ns": c.cost_ns, "bound_ns": c.bound_ns, "gap": c.gap,
         "can_be_checked": c.proof is not None, "memory_binds": None if price is None else price > 0,
         "memory_price_ns_per_gib": price, "any_overlap_bound_ns": None if c.overlap is None else c.overlap.bound_ns,
+        "everywhere_bound_ns": c.everywhere_ns or None,
     }
 
 
@@ -283,6 +284,16 @@ def certificate_lines(c: Certificate) -> list[str]:
         lines.append(f"  no schedule of any plan in this space can take less than {ms(c.overlap.bound_ns)}, "
                      f"however well it overlaps (one stream of compute, one of communication)")
     return lines
+
+
+def everywhere_lines(plan: Plan) -> list[str]:
+    """The bound on all plans of the cluster; none where nothing is said."""
+    least = plan.certificate.everywhere_ns
+    if not least:
+        return []
+    count = plan.decisions.mesh.world_size
+    return [f"  no plan on {'this device' if count == 1 else f'these {count} devices'} takes less than {ms(least)}, "
+            f"whatever its mesh, stages, microbatches, schedule and overlap: the work alone takes that, shared evenly"]
 
 
 def notes(plan: Plan) -> list[str]:

@@ -170,6 +170,8 @@ class Certificate(msgspec.Struct, frozen=True):
 
     ``bound_ns`` is what ``proof`` proves where there is one; "optimal" says that an exact search found nothing cheaper,
     which only another search can confirm. Random plans and plans of older versions have neither question nor proofs.
+    ``everywhere_ns``: no plan on these devices takes less, of any mesh, stages, microbatches, schedule and overlap (see
+    ``fxpar.work_bound``); 0: nothing is said.
     """
 
     status: Literal["optimal", "feasible", "pinned", "random"]
@@ -179,6 +181,7 @@ class Certificate(msgspec.Struct, frozen=True):
     question: Question | None = None
     proof: Proof | None = None
     overlap: Overlap | None = None
+    everywhere_ns: int = 0
 
 
 class Fingerprint(msgspec.Struct, frozen=True):

@@ -30,7 +30,7 @@ def text_lines(plan: Plan) -> Iterator[str]:
     yield f"memory {plan.memory_bytes} reserved {plan.reserve_bytes}"
     yield from _prediction(plan.prediction, "")
     c = plan.certificate
-    yield f"certificate {c.status} cost {c.cost_ns} bound {c.bound_ns} gap {c.gap!r}"
+    yield f"certificate {c.status} cost {c.cost_ns} bound {c.bound_ns} gap {c.gap!r} everywhere {c.everywhere_ns}"
     if c.question is not None:
         q = c.question
         yield (f"  question roles {q.roles} parameters cut {q.parameters_cut} batch dim {q.batch_dim} "
