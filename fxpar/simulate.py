@@ -56,7 +56,7 @@ def replay(program: Program, decisions: Decisions, prices: Prices, optimizer_byt
     corner, kept = (0,) * len(decisions.mesh.axes), 0
     if program.time is None:
         local = rewrite(program, decisions, corner, every_pass=False)
-        watched = Watched([], [])
+        watched = Watched()
         timeline = replay_time(local, prices, watched)
         waited = waited_for(local, watched)
         static = replay_static(program, local, optimizer_bytes)
@@ -113,6 +113,8 @@ def replay_time(local: LocalProgram, prices: Prices, watched: Watched | None = N
             compute = max(compute, start) + time
             busy += time
             done = compute
+            if watched is not None:
+                watched.ran.append((done - time, done, step))
         for value in step.writes:
             ready[value] = done
     totals = tuple(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from fxpar.cost.cluster import Cluster
 from fxpar.plans.plan import CollectiveTotal, Decisions, Prediction
@@ -77,18 +78,27 @@ class Walk:
         return 1.0 - max(self.busy) / max(self.step_ns, 1)
 
 
+class Ran(NamedTuple):
+    """An action of a pipeline's rank: when it began and ended, in ns."""
+
+    rank: int
+    begin: int
+    end: int
+    action: Action
+
+
 def simulate_stages(
     program: Program, decisions: Decisions, cluster: Cluster, optimizer_bytes: OptimizerBytes,
-    costs: tuple[StageCost, ...] | None = None,
+    costs: tuple[StageCost, ...] | None = None, ran: list[Ran] | None = None,
 ) -> tuple[Prediction, Walk]:
     """Time and memory of one training step of a plan with stages, and the walk through its schedule. ``costs``: those
-    of its stages, when they are known."""
+    of its stages, when they are known; ``ran``: where to write down what actions take."""
     pipeline = decisions.pipeline
     assert pipeline is not None
     costs = costs or stage_costs(program, decisions, cluster, optimizer_bytes)
     whole = Prices(cluster, decisions.mesh)
     walk = walk_schedule(
-        pipeline.schedule, costs, lambda size: whole.collective_ns("send", pipeline.axis, size)
+        pipeline.schedule, costs, lambda size: whole.collective_ns("send", pipeline.axis, size), ran
     )
     totals = _totals(decisions, costs, whole)
     memory = [cost.memory for cost in costs]
@@ -137,24 +147,29 @@ def _stage_cost(parts: StagePieces, prices: Prices, optimizer_bytes: OptimizerBy
     )
 
 
-def walk_schedule(schedule: Schedule, costs: Sequence[StageCost], send_ns: Callable[[int], int]) -> Walk:
-    """Run through the actions of every rank; ``send_ns``: time of so many bytes to another rank of the pipeline."""
+def walk_schedule(
+    schedule: Schedule, costs: Sequence[StageCost], send_ns: Callable[[int], int], ran: list[Ran] | None = None
+) -> Walk:
+    """Run through the actions of every rank; ``send_ns``: time of so many bytes to another rank of the pipeline;
+    ``ran``: where to write down what actions take."""
 
     def sent(action: Action) -> int:
         memory = costs[action.stage].memory
         return send_ns(memory.sent if action.kind == "SEND_F" else memory.returned)
 
-    return walk_actions(schedule, lambda action: costs[action.stage].timeline(action.kind), sent)
+    return walk_actions(schedule, lambda action: costs[action.stage].timeline(action.kind), sent, ran)
 
 
 def walk_actions(
-    schedule: Schedule, timeline_of: Callable[[Action], Timeline | None], sent_ns: Callable[[Action], int]
+    schedule: Schedule, timeline_of: Callable[[Action], Timeline | None], sent_ns: Callable[[Action], int],
+    ran: list[Ran] | None = None,
 ) -> Walk:
     """Run through the actions of every rank.
 
     Args:
         timeline_of: what an action runs; None of actions that take no time of the rank's.
         sent_ns: time that what a SEND_F or SEND_B sends takes.
+        ran: where to write down what takes time.
     """
     rows, places = leaves_of(schedule), rank_of_stage(schedule)
     position, clock = [0] * len(rows), [0] * len(rows)
@@ -188,6 +203,8 @@ def walk_actions(
                 timeline = timeline_of(a)
                 if timeline is not None:
                     clock[rank] = max(clock[rank], ready) + timeline.step_ns
+                    if ran is not None:
+                        ran.append(Ran(rank, clock[rank] - timeline.step_ns, clock[rank], a))
                     busy[rank] += timeline.step_ns
                     compute[rank] += timeline.compute_ns
                     communication[rank] += timeline.communication_ns

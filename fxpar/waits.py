@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fxpar.replay_memory import bytes_of
-from fxpar.runtime.local import CollectiveStep, LocalProgram
+from fxpar.runtime.local import AnyStep, CollectiveStep, LocalProgram
 
 
 @dataclass(frozen=True)
 class Watched:
-    """What a replay writes down, in order of time: (begin, end, step) of every collective, and (begin, end) wherever
-    compute waited; ns."""
+    """What a replay writes down, in order of time: (begin, end, step) of every collective and of every other step, and
+    (begin, end) wherever compute waited; ns."""
 
-    sent: list[tuple[int, int, CollectiveStep]]
-    stalls: list[tuple[int, int]]
+    sent: list[tuple[int, int, CollectiveStep]] = field(default_factory=list)
+    stalls: list[tuple[int, int]] = field(default_factory=list)
+    ran: list[tuple[int, int, AnyStep]] = field(default_factory=list)
 
 
 def waited_for(local: LocalProgram, watched: Watched) -> dict[int, tuple[int, int]]:

@@ -11,13 +11,13 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from fxpar.cli import check, compile, explain, rules, show, verify
+from fxpar.cli import check, compile, explain, rules, show, simulate, verify
 from fxpar.cli.short_lived import short_lived
 from fxpar.plans.errors import FxparError
 from fxpar.rare_collections import rare_collections
 from fxpar.version import VERSION
 
-COMMANDS = (compile, verify, check, show, explain, rules)
+COMMANDS = (compile, verify, check, show, simulate, explain, rules)
 
 
 def make_parser() -> argparse.ArgumentParser:
