@@ -7,7 +7,6 @@ where it is read first. Values that cross a cut are not priced here.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 
@@ -16,11 +15,11 @@ from fxpar.plans.plan import Decisions
 from fxpar.plans.program import Program, node_inputs
 from fxpar.plans.stages import free_nodes
 from fxpar.prices import Prices
+from fxpar.recompute import layer_of
 from fxpar.rules.choices import choice_by_names, sites_of
 
 MOST_PLACES = 400
 """Places that are weighed; of more, these are taken evenly."""
-_LAYER = re.compile(r"^(.*?(?:^|\.)\d+)(?:\.|$)")
 
 
 def even_cuts(program: Program, decisions: Decisions, prices: Prices, stages: int) -> tuple[int, ...]:
@@ -88,25 +87,20 @@ def best_cuts(before: Sequence[int], whole: int, places: Sequence[int], stages: 
     return tuple(places[i] for i in reversed(cuts))
 
 
-def layer_of(module: str) -> str:
-    """The path up to its first number: ``"model.layers.3.mlp"`` -> ``"model.layers.3"``; "" without one."""
-    found = _LAYER.match(module)
-    return found[1] if found else ""
-
-
 def layer_starts(program: Program, last: int, free: Sequence[bool]) -> list[int]:
     """Forward nodes with which another layer begins, or what follows the layers; none of those that every stage runs
     (``free``)."""
     found: list[int] = []
-    current: str | None = None
+    current: str | None = ""
+    begun = False
     for index in range(last + 1):
         node = program.nodes[index]
         if node.phase != "forward" or free[index]:
             continue
         layer = layer_of(node.module)
-        if layer != current and current is not None:
+        if begun and layer != current:
             found.append(index)
-        current = layer
+        current, begun = layer, True
     return found
 
 

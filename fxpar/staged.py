@@ -18,11 +18,12 @@ from fxpar.plans.layout import REPLICATE, Layout
 from fxpar.plans.mesh import Axis, Mesh
 from fxpar.plans.plan import Certificate, Decisions, Pipeline, Prediction
 from fxpar.plans.program import Program
+from fxpar.recompute import layer_of
 from fxpar.schedules import kind_of, make_schedule, stages_per_rank
 from fxpar.show import gib
 from fxpar.simulate import OptimizerBytes
 from fxpar.simulate_stages import StageCost, StagePrices, Walk, simulate_stages, stage_costs
-from fxpar.stage_cuts import even_cuts, layer_of
+from fxpar.stage_cuts import even_cuts
 
 AXIS = "pp"
 DEFAULT_SCHEDULE = "1f1b"

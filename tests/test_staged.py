@@ -22,11 +22,12 @@ from fxpar.plans.errors import FxparError, Infeasible, PlanFileError
 from fxpar.plans.schedule import Schedule, rank_of_stage
 from fxpar.plans.text import canonical_text
 from fxpar.progress import silent
+from fxpar.recompute import layer_of
 from fxpar.schedules import SCHEDULES, make_schedule
 from fxpar.show import plan_text
 from fxpar.simulate import Static
 from fxpar.simulate_stages import StageCost, walk_schedule
-from fxpar.stage_cuts import best_cuts, layer_of
+from fxpar.stage_cuts import best_cuts
 from fxpar.stage_memory import StageMemory
 from fxpar.timeline import Timeline
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tools import validate_costs as validate
 
 COLUMNS = ("id", "source", "model", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq", "global_batch",
-           "micro_batch", "precision", "gpu", "gpus", "gpus_per_node", "tp", "pp", "vpp", "dp", "cp", "ep", "zero_stage",
-           "recompute", "step_s")  # fmt: skip
+           "micro_batch", "precision", "gpu", "gpus", "gpus_per_node", "tp", "pp", "vpp", "dp", "cp", "ep",
+           "zero_stage", "recompute", "step_s")  # fmt: skip
 SMALL = dict(zip(COLUMNS, ("A-1", "made up", "GPT-64x2", "2", "64", "4", "4", "256", "128", "32", "8", "2", "fp16",
                            "A100-SXM4-80GB", "4", "4", "1", "1", "1", "4", "1", "", "0", "full", "0.5"), strict=True))
 
