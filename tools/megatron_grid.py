@@ -8,8 +8,9 @@ The grid: tensor parallel ranks x pipeline ranks x samples of a microbatch x how
 0 and 3 where there is one stage) x layers run again in backward (all of them, or what memory asks for) x schedule
 (1F1B, interleaved 1F1B). Each is placed as Megatron-LM and its users place it: batch over data parallel ranks, weights
 of attention and feed-forward over tensor parallel ones, stages of equal time. Every configuration that exists (a whole
-number of microbatches, a schedule for it) is rewritten and simulated like the chosen plan, on the same rates. Exit code
-1 when one that fits is faster. All figures are simulated.
+number of microbatches, a schedule for it) is rewritten and simulated like the chosen plan, on the same rates; what does
+not fit with every layer run again is not tried with fewer. Exit code 1 when one that fits is faster. All figures are
+simulated.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ from tools.bench_compile import CONFIGURATIONS  # noqa: E402
 
 TENSOR, STAGES, SAMPLES = (1, 2, 4, 8), (1, 2, 4, 8, 16), (1, 2, 4)
 SCHEDULES = ("1f1b", "interleaved")
-AGAIN = ("auto", "on")
+AGAIN = ("on", "auto")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,9 +169,15 @@ def compared(source: ModelSource, cluster: str, precision: str) -> tuple[Plan, f
     seconds = time.monotonic() - start
     machine = parse_cluster(cluster)
     ready = opened(source, captured, machine, precision)
-    results = []
+    results: list[Result] = []
+    full: set[tuple[Shape, int]] = set()  # what does not fit although every layer runs again
     for placed in grid(machine.world_size, ready.model.batch):
-        results.append(ready.evaluate(placed))
+        if (placed.shape, placed.zero) in full:
+            results.append(Result(placed, None, None, "does not fit, not even with every layer run again"))
+        else:
+            results.append(ready.evaluate(placed))
+        if placed.again == "on" and results[-1].step_ns is None:
+            full.add((placed.shape, placed.zero))
         print(line(results[-1], plan), file=sys.stderr, flush=True)
     return plan, seconds, results
 
