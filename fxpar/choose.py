@@ -328,10 +328,12 @@ class Examination:
             plain = replace(found, formulation=None)
             return Examined(self.estimate, found.decisions, found.prediction, found.certificate, "", plain)
         request, device = self.inner, self.request.budget_bytes
+        before: Decisions | None = None
         for _ in range(AGAIN_BUDGETS + 1):
             found = placed(Search(request))
-            if found is None:
+            if found is None or found.decisions == before:
                 break
+            before = found.decisions
             made = self._with_schedules(self.staged, found)
             if not made:
                 return Examined(self.estimate, note="no schedule exists for these numbers")

@@ -133,9 +133,20 @@ class Opened:
     model: Model
     cluster: Cluster
     request: Request
+    parameters: int
+
+    def least_bytes(self, placed: Placed) -> int:
+        """What the average rank holds at least: float32 parameters and two moments, their gradients, and the bfloat16
+        copies that are computed with (of ZeRO-3 they come and go)."""
+        shape, zero = placed.shape, placed.zero
+        each = 12 / (shape.dp if zero else 1) + 4 / (shape.dp if zero == 3 else 1) + (0 if zero == 3 else 2)
+        return int(each * self.parameters / (shape.pp * shape.tp))
 
     def evaluate(self, placed: Placed) -> Result:
         """Place and simulate."""
+        least = self.least_bytes(placed)
+        if least > self.request.budget_bytes:
+            return Result(placed, None, None, f"parameters and gradients alone take {least / 2**30:.0f} GiB")
         estimate = Estimate(placed.shape, 0.0, 0.0, placed.zero, 0.0, True)
         request = dataclasses.replace(self.request, recompute=placed.again)
         found = Examination(self.model, self.cluster, request, estimate, SCHEDULES).sketched()
@@ -158,7 +169,7 @@ def opened(source: ModelSource, captured: Captured, cluster: Cluster, precision:
     budget, _ = budget_of(cluster, None, None)
     request = Request(program, lambda mesh: Prices(cluster, mesh), budget, optimizer_bytes, source.batch_dim, 0.01,
                       silent, "auto")
-    return Opened(model, cluster, request)
+    return Opened(model, cluster, request, sum(p.numel() for p in module.parameters()))
 
 
 def compared(source: ModelSource, cluster: str, precision: str) -> tuple[Plan, float, list[Result]]:
