@@ -139,7 +139,9 @@ class Opened:
         """What the average rank holds at least: float32 parameters and two moments, their gradients, and the bfloat16
         copies that are computed with (of ZeRO-3 they come and go)."""
         shape, zero = placed.shape, placed.zero
-        each = 12 / (shape.dp if zero else 1) + 4 / (shape.dp if zero == 3 else 1) + (0 if zero == 3 else 2)
+        # ZeRO-1 keeps the sums of several microbatches whole, what a single one leaves is cut at once
+        cut = zero == 3 or (zero == 1 and shape.microbatches == 1)
+        each = 12 / (shape.dp if zero else 1) + 4 / (shape.dp if cut else 1) + (0 if zero == 3 else 2)
         return int(each * self.parameters / (shape.pp * shape.tp))
 
     def evaluate(self, placed: Placed) -> Result:
