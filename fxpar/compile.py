@@ -20,7 +20,7 @@ from fxpar.constraints import Constraints, apply, read_constraints
 from fxpar.cost.cluster import Cluster, parse_cluster
 from fxpar.model_source import ModelSource
 from fxpar.open_model import open_model
-from fxpar.optimizer_state import optimizer_state_bytes
+from fxpar.optimizer_state import optimizer_bytes_of
 from fxpar.plans.codec import program_digest
 from fxpar.plans.errors import FxparError, Infeasible, PlanMismatch, UnsupportedError
 from fxpar.plans.mesh import Mesh, parse_mesh
@@ -117,10 +117,7 @@ def compile_model(
         source, captured or capture_whole(source, outputs, precision, progress), microbatches or 1, semantics, outputs,
         precision, progress,
     )
-    state = optimizer_state_bytes(source, list(model.named_parameters()))
-
-    def optimizer_bytes(dtype: str, name: str) -> int:
-        return state[name].bytes_per_element if name in state else 0
+    optimizer_bytes = optimizer_bytes_of(source, list(model.named_parameters()))
 
     @cache
     def prices(of: Mesh) -> Prices:

@@ -6,7 +6,7 @@ each that is trained. The optimizer is stepped on small real parameters and what
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,6 +84,13 @@ def optimizer_state_bytes(
         )
     measured = {kind: measure(optimizer, p) for kind, p in stand_ins.items()}
     return {name: measured[kind] for name, kind in kind_of.items()}
+
+
+def optimizer_bytes_of(source: ModelSource, parameters: list[tuple[str, torch.Tensor]]) -> Callable[[str, str], int]:
+    """(dtype, name) -> bytes per element that the optimizer keeps of a parameter; 0 of what it does not step. Raises
+    what :func:`optimizer_state_bytes` raises."""
+    state = optimizer_state_bytes(source, parameters)
+    return lambda dtype, name: state[name].bytes_per_element if name in state else 0
 
 
 def stand_in_kind(parameter: torch.Tensor) -> tuple[tuple[int, ...], torch.dtype]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from fxpar.cost.cluster import Cluster
@@ -134,39 +134,41 @@ def _one_program(plan: Plan, prices: Prices) -> tuple[Timeline, list[Event], tup
         local = rewrite(program, plan.decisions, corner, every_pass=False)
         watched = Watched()
         timeline = replay_time(local, prices, watched)
-        return timeline, list(_events(plan, local, watched, 0)), _regions(plan, local, watched)
+        modules = _module_of_value(plan)
+        return timeline, list(_events(plan, local, watched, modules)), _regions(local, watched, modules)
     parts = split_pieces(program, plan.decisions, localise(program, plan.decisions, corner))
-    prologue, forward, backward, epilogue = parts.programs
-    events: list[Event] = []
-    timelines: list[tuple[Timeline, int]] = []
-    begin = 0
-    for piece in (prologue, *(forward, backward) * program.microbatches, epilogue):
+    modules = _module_of_value(plan)
+    replayed: list[tuple[Timeline, list[Event]]] = []
+    for piece in parts.programs:
         watched = Watched()
         timeline = replay_time(piece, prices, watched)
-        events += _events(plan, piece, watched, begin)
-        timelines.append((timeline, 1))
+        replayed.append((timeline, list(_events(plan, piece, watched, modules))))
+    prologue, forward, backward, epilogue = replayed
+    events: list[Event] = []
+    begin = 0
+    for timeline, some in (prologue, *(forward, backward) * program.microbatches, epilogue):
+        events += [replace(e, begin_ns=begin + e.begin_ns) for e in some]
         begin += timeline.step_ns
-    return sum_timelines(timelines), events, ()
+    often = (1, program.microbatches, program.microbatches, 1)
+    return sum_timelines((timeline, n) for (timeline, _), n in zip(replayed, often, strict=True)), events, ()
 
 
-def _events(plan: Plan, local: LocalProgram, watched: Watched, begin: int) -> Iterable[Event]:
-    modules = _module_of_value(plan)
+def _events(plan: Plan, local: LocalProgram, watched: Watched, modules: Mapping[int, str]) -> Iterable[Event]:
     for start, end, step in watched.ran:
         if end == start:  # views
             continue
         if isinstance(step, OpStep):
             module = plan.program.nodes[step.node].module if step.node >= 0 else ""
-            yield Event(0, "compute", step.op, module, begin + start, end - start)
+            yield Event(0, "compute", step.op, module, start, end - start)
         else:
-            yield Event(0, "compute", "add" if isinstance(step, AddStep) else "copy", "", begin + start, end - start)
+            yield Event(0, "compute", "add" if isinstance(step, AddStep) else "copy", "", start, end - start)
     for start, end, step in watched.sent:
         origin = local.origins[step.outputs[0]][0]
         name = f"{step.kind} on {local.mesh.axes[step.axis].name}"
-        yield Event(0, "link", name, modules.get(origin, ""), begin + start, end - start, step.bytes)
+        yield Event(0, "link", name, modules.get(origin, ""), start, end - start, step.bytes)
 
 
-def _regions(plan: Plan, local: LocalProgram, watched: Watched) -> tuple[Region, ...]:
-    modules = _module_of_value(plan)
+def _regions(local: LocalProgram, watched: Watched, modules: Mapping[int, str]) -> tuple[Region, ...]:
     waited: Counter[str] = Counter()
     taken: Counter[str] = Counter()
     for value, (wait, time) in waited_for(local, watched).items():

@@ -49,8 +49,7 @@ def even_cuts(program: Program, decisions: Decisions, prices: Prices, stages: in
         total.append(total[-1] + weights[index])
     places = layer_starts(program, last, free)
     if len(places) < stages - 1:
-        some = [n for n in range(last + 1) if program.nodes[n].phase == "forward" and not free[n]]
-        places = some[1:]
+        places = own_nodes(program, last, free)[1:]
         step = -(-len(places) // MOST_PLACES)
         places = places[::step] if len(places) // step >= stages - 1 else places
     if len(places) < stages - 1:
@@ -90,18 +89,14 @@ def best_cuts(before: Sequence[int], whole: int, places: Sequence[int], stages: 
 def layer_starts(program: Program, last: int, free: Sequence[bool]) -> list[int]:
     """Forward nodes with which another layer begins, or what follows the layers; none of those that every stage runs
     (``free``)."""
-    found: list[int] = []
-    current: str | None = ""
-    begun = False
-    for index in range(last + 1):
-        node = program.nodes[index]
-        if node.phase != "forward" or free[index]:
-            continue
-        layer = layer_of(node.module)
-        if begun and layer != current:
-            found.append(index)
-        current, begun = layer, True
-    return found
+    own = own_nodes(program, last, free)
+    layers = [layer_of(program.nodes[index].module) for index in own]
+    return [index for index, before, layer in zip(own[1:], layers, layers[1:], strict=False) if layer != before]
+
+
+def own_nodes(program: Program, last: int, free: Sequence[bool]) -> list[int]:
+    """Forward nodes up to ``last`` that run in one stage alone."""
+    return [n for n in range(last + 1) if program.nodes[n].phase == "forward" and not free[n]]
 
 
 def where_read(program: Program, free: Sequence[bool], weights: Sequence[int]) -> list[int]:

@@ -43,7 +43,7 @@ from fxpar.compile import budget_of, compile_model  # noqa: E402
 from fxpar.cost.cluster import Cluster, parse_cluster  # noqa: E402
 from fxpar.model_source import ModelSource, load_model_source  # noqa: E402
 from fxpar.open_model import open_model  # noqa: E402
-from fxpar.optimizer_state import optimizer_state_bytes  # noqa: E402
+from fxpar.optimizer_state import optimizer_bytes_of  # noqa: E402
 from fxpar.outer import Estimate, Shape  # noqa: E402
 from fxpar.plans.plan import Plan  # noqa: E402
 from fxpar.prices import Prices  # noqa: E402
@@ -160,11 +160,7 @@ class Opened:
 def opened(source: ModelSource, captured: Captured, cluster: Cluster, precision: str) -> Opened:
     """Ready a model for its cluster."""
     program, module = captured
-    state = optimizer_state_bytes(source, list(module.named_parameters()))
-
-    def optimizer_bytes(dtype: str, name: str) -> int:
-        return state[name].bytes_per_element if name in state else 0
-
+    optimizer_bytes = optimizer_bytes_of(source, list(module.named_parameters()))
     model = open_model(source, captured, ("loss",), precision, optimizer_bytes, silent)
     if model is None:
         raise SystemExit(f"megatron_grid: {source.name} cannot be cut in microbatches")

@@ -49,7 +49,7 @@ from fxpar.choose import Examination, Model  # noqa: E402
 from fxpar.cli.short_lived import short_lived  # noqa: E402
 from fxpar.cost.cluster import Cluster, parse_cluster  # noqa: E402
 from fxpar.model_source import ModelSource, load_model_source  # noqa: E402
-from fxpar.optimizer_state import optimizer_state_bytes  # noqa: E402
+from fxpar.optimizer_state import optimizer_bytes_of  # noqa: E402
 from fxpar.outer import Estimate, Shape  # noqa: E402
 from fxpar.plans.errors import FxparError  # noqa: E402
 from fxpar.plans.program import Program  # noqa: E402
@@ -173,10 +173,7 @@ def compare(row: Row) -> Compared:
     source, captured = captured_of(json.dumps(configuration), task, int(row["global_batch"]), int(row["seq"]),
                                    row["precision"])
     precision = PRECISIONS[row["precision"]][0]
-    state = optimizer_state_bytes(source, list(captured[1].named_parameters()))
-
-    def optimizer_bytes(dtype: str, name: str) -> int:
-        return state[name].bytes_per_element if name in state else 0
+    optimizer_bytes = optimizer_bytes_of(source, list(captured[1].named_parameters()))
 
     def split(count: int) -> Program:
         return in_microbatches(source, captured, count, "exact", ("loss",), precision, silent)[0]
